@@ -1,0 +1,1 @@
+"""Prompts, closed and open loop, the HTTP/SSE stream: stamps now, decodes later."""

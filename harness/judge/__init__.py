@@ -1,0 +1,1 @@
+"""Pure functions of a stored run: equality, pressure, timing, fairness, verdict."""

@@ -1,0 +1,1 @@
+"""Pool arithmetic: what an engine should need, before it runs."""

@@ -1,0 +1,1 @@
+"""Console and Markdown tables, plots, one-file HTML."""

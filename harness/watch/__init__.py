@@ -1,0 +1,1 @@
+"""Samplers in a process of their own: exposition scan, NVML, probe reader."""

@@ -1,0 +1,1 @@
+"""Scenarios that ship with evenhand: TOML files to copy and edit."""
