@@ -1,0 +1,349 @@
+"""A run directory: append and flush while measuring, finish by rename, open read-only.
+
+The only interface between measuring and judging. Layout and rows: records.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from evenhand.records import SCHEMA, CellRow, EventRow, GpuRow, LegRow, Manifest, RequestRow, SampleRow
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+SUMS = "sha256.json"
+_UNSEALED = {SUMS, "verdict.json", "verdict.md"}
+"""Written by judging, or the list itself: not part of what was measured."""
+
+
+class StoreError(Exception):
+    """One sentence for the user."""
+
+
+def encode(row: Any) -> bytes:
+    """One line of strict JSON without its end (msgspec writes NaN and the infinities as null)."""
+    return msgspec.json.encode(row)
+
+
+class RunWriter:
+    """Writes one run. Every append is one write(2) to a file opened with O_APPEND, so a kill tears at most the last line."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self._files: dict[Path, int] = {}
+        self.manifest = manifest
+        self.save_manifest()
+
+    @classmethod
+    def create(cls, out: Path, name: str, stamp: str, manifest_for: Any) -> RunWriter:
+        """Make `out/name-stamp` (a number is added when two runs start in one second) and write its manifest.
+
+        `manifest_for(folder_name) -> Manifest`. Raises StoreError when the folder cannot be made.
+        """
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            for attempt in range(1000):
+                folder = out / (f"{name}-{stamp}" if not attempt else f"{name}-{stamp}-{attempt + 1}")
+                try:
+                    folder.mkdir()
+                except FileExistsError:
+                    continue
+                return cls(folder, manifest_for(folder.name))
+        except OSError as error:
+            raise StoreError(
+                f"cannot write results to {out}: {error.strerror or error}; choose another folder with --out"
+            ) from error
+        raise StoreError(f"cannot find a free folder name for {name}-{stamp} in {out}")
+
+    def save_manifest(self, **changes: Any) -> None:
+        """Write the manifest beside itself and rename it into place."""
+        if changes:
+            self.manifest = msgspec.structs.replace(self.manifest, **changes)
+        write_atomic(self.path / "manifest.json", msgspec.json.format(encode(self.manifest), indent=1))
+
+    def leg_folder(self, leg: int, arm: str) -> Path:
+        """The folder of a leg, made on first use."""
+        folder = self.path / f"{leg:03d}-{safe_name(arm)}"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def append(self, file: Path, rows: Iterable[msgspec.Struct]) -> None:
+        """Append rows to `file` in one write. Raises StoreError when the disk is full or gone."""
+        data = b"".join(encode(row) + b"\n" for row in rows)
+        if not data:
+            return
+        try:
+            fd = self._files.get(file)
+            if fd is None:
+                fd = self._files[file] = _open_mended(file)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+        except OSError as error:
+            raise StoreError(
+                f"cannot append to {file}: {error.strerror or error}; what was written before is kept, "
+                f"free some space and run again with --resume {self.path}"
+            ) from error
+
+    def cell(self, row: CellRow) -> None:
+        """Append a cell's row."""
+        self.append(self.path / "cells.jsonl", [row])
+
+    def leg(self, row: LegRow) -> None:
+        """Append a leg's row."""
+        self.append(self.path / "legs.jsonl", [row])
+
+    def event(self, row: EventRow) -> None:
+        """Append a line for people."""
+        self.append(self.path / "events.jsonl", [row])
+
+    def requests(self, folder: Path, rows: list[RequestRow]) -> None:
+        """Append a cell's requests."""
+        self.append(folder / "requests.jsonl", rows)
+
+    def close(self) -> None:
+        """Close every file."""
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
+
+    def finish(self, status: str, ended_utc: str) -> None:
+        """Columnar copies, the final manifest, and the sha256 of every file."""
+        self.close()
+        self.save_manifest(status=status, ended_utc=ended_utc)
+        try:
+            columnar(self.path)
+        except OSError as error:
+            raise StoreError(
+                f"rows are safe as JSON lines, but no Parquet copy could be made in {self.path}: {error}"
+            ) from error
+        seal(self.path)
+
+
+def _open_mended(file: Path) -> int:
+    """Open for appending; a torn last line of an earlier, killed run is cut off so that the next row stands alone."""
+    fd = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    size = os.fstat(fd).st_size
+    if size and os.pread(fd, 1, size - 1) != b"\n":
+        data = file.read_bytes()
+        os.ftruncate(fd, data.rfind(b"\n") + 1)
+    return fd
+
+
+def safe_name(text: str) -> str:
+    """A name that is one harmless path component."""
+    return "".join(c if c.isalnum() or c in "._-" else "_" for c in text).lstrip(".")[:80] or "_"
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write beside `path`, fsync, rename."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_rows(file: Path, kind: type[T]) -> list[T]:
+    """Rows of a JSON-lines file; a torn last line is left out, a missing file is empty.
+
+    Raises StoreError for a line that is not a row (with its number), and for a symbolic link (a run folder is untrusted).
+    """
+    if file.is_symlink():
+        raise StoreError(f"{file} is a symbolic link; a run folder holds plain files only")
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreError(f"cannot read {file}: {error.strerror or error}") from error
+    if data and not data.endswith(b"\n"):
+        data = data[: data.rfind(b"\n") + 1]
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        return decoder.decode_lines(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        for number, line in enumerate(data.splitlines(), 1):
+            try:
+                decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise StoreError(f"{file} line {number} is not a {kind.__name__}: {error}") from error
+        raise
+
+
+class Run:
+    """A stored run, read-only: what judge and show see."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if path.is_symlink() and not path.resolve().is_dir():
+            raise StoreError(f"{path} is a broken link")
+        manifest = path / "manifest.json"
+        try:
+            data = manifest.read_bytes()
+        except OSError as error:
+            raise StoreError(f"{path} is no run folder: manifest.json cannot be read ({error.strerror or error})") from error
+        try:
+            self.manifest = msgspec.json.decode(data, type=Manifest)
+        except msgspec.DecodeError as error:
+            raise StoreError(f"{manifest} is not a manifest of schema {SCHEMA}: {error}") from error
+        if self.manifest.schema > SCHEMA:
+            raise StoreError(
+                f"{path} was written with schema {self.manifest.schema}; this evenhand reads up to {SCHEMA}: use a newer one"
+            )
+        self.legs = read_rows(path / "legs.jsonl", LegRow)
+        self.cells = read_rows(path / "cells.jsonl", CellRow)
+        self._requests: dict[int, list[RequestRow]] = {}
+
+    @property
+    def partial(self) -> bool:
+        """Whether the run did not reach its planned end."""
+        return self.manifest.status != "finished"
+
+    def leg_folder(self, leg: int) -> Path | None:
+        """The folder of a leg, None when it never started."""
+        found = sorted(self.path.glob(f"{leg:03d}-*"))
+        return found[0] if found and not found[0].is_symlink() else None
+
+    def _leg_rows(self, leg: int, name: str, kind: type[T]) -> list[T]:
+        folder = self.leg_folder(leg)
+        return read_rows(folder / name, kind) if folder else []
+
+    def leg_numbers(self) -> list[int]:
+        """Numbers of all legs that have a folder."""
+        return sorted(int(p.name[:3]) for p in self.path.glob("[0-9][0-9][0-9]-*") if p.is_dir() and not p.is_symlink())
+
+    def requests(self, leg: int | None = None, cell: str | None = None) -> list[RequestRow]:
+        """Requests of a leg (None: of all), of a cell (None: of all)."""
+        rows: list[RequestRow] = []
+        for number in self.leg_numbers() if leg is None else [leg]:
+            if number not in self._requests:
+                self._requests[number] = self._leg_rows(number, "requests.jsonl", RequestRow)
+            rows.extend(self._requests[number])
+        return rows if cell is None else [row for row in rows if row.cell == cell]
+
+    def samples(self, leg: int) -> list[SampleRow]:
+        """Scrapes of a leg."""
+        return self._leg_rows(leg, "samples.jsonl", SampleRow)
+
+    def gpu(self, leg: int) -> list[GpuRow]:
+        """NVML readings of a leg."""
+        return self._leg_rows(leg, "gpu.jsonl", GpuRow)
+
+    def probe(self, leg: int) -> list[dict[str, Any]]:
+        """Rows of the in-engine probe of a leg."""
+        folder = self.leg_folder(leg)
+        if folder is None or not (folder / "probe.jsonl").exists():
+            return []
+        rows = []
+        for line in (folder / "probe.jsonl").read_bytes().splitlines():
+            try:
+                rows.append(msgspec.json.decode(line, type=dict[str, Any]))
+            except msgspec.DecodeError:
+                continue  # the last line of a killed engine
+        return rows
+
+    def log(self, leg: int, limit: int = 1 << 20) -> str:
+        """The end of a leg's engine log."""
+        folder = self.leg_folder(leg)
+        file = folder / "engine.log" if folder else None
+        if file is None or not file.is_file() or file.is_symlink():
+            return ""
+        with file.open("rb") as stream:
+            stream.seek(max(0, file.stat().st_size - limit))
+            return stream.read(limit).decode("utf-8", "replace")
+
+
+def open_run(path: Path) -> Run:
+    """Open a run folder. Raises StoreError with one sentence."""
+    if not path.is_dir():
+        raise StoreError(f"{path} is no folder; name a run folder, such as results/NAME-STAMP")
+    return Run(path)
+
+
+# --- the end of a run -----------------------------------------------------------------------------------------------------
+
+
+def columnar(path: Path) -> None:
+    """requests.parquet and samples.parquet, made beside and renamed; heavy imports only here."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for name in ("requests", "samples"):
+        files = [f for f in sorted(path.glob(f"[0-9][0-9][0-9]-*/{name}.jsonl")) if f.stat().st_size]
+        if not files:
+            continue
+        tables = []
+        for file in files:
+            rows = read_rows(file, RequestRow if name == "requests" else SampleRow)
+            if not rows:
+                continue
+            plain = [msgspec.to_builtins(row) for row in rows]
+            if name == "samples":  # values as columns: `usage`, `running`, ...
+                names = sorted({key for row in plain for key in row["values"]})
+                plain = [
+                    {k: v for k, v in row.items() if k not in ("values", "by_engine")}
+                    | {n: row["values"].get(n) for n in names}
+                    for row in plain
+                ]
+            else:
+                for row in plain:
+                    row["sampling"] = msgspec.json.encode(row["sampling"]).decode()
+            tables.append(pa.Table.from_pylist(plain))
+        if not tables:
+            continue
+        table = pa.concat_tables(tables, promote_options="permissive")
+        temporary = path / f".{name}.parquet.tmp"
+        pq.write_table(table, temporary, compression="zstd")
+        temporary.replace(path / f"{name}.parquet")
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _measured_files(path: Path) -> list[Path]:
+    found = []
+    for folder, folders, names in os.walk(path, followlinks=False):
+        folders[:] = sorted(f for f in folders if f != "overlay")
+        for name in sorted(names):
+            file = Path(folder) / name
+            if file.is_symlink() or name.endswith(".tmp") or (Path(folder) == path and name in _UNSEALED):
+                continue
+            found.append(file)
+    return found
+
+
+def seal(path: Path) -> None:
+    """Write sha256.json over every measured file."""
+    sums = {str(file.relative_to(path)): _hash(file) for file in _measured_files(path)}
+    write_atomic(path / SUMS, msgspec.json.format(msgspec.json.encode(sums, order="sorted"), indent=1))
+
+
+def changed_files(path: Path) -> list[str]:
+    """Files that differ from what the run sealed, each with how ("changed", "missing", "added"); empty when it sealed none."""
+    file = path / SUMS
+    if not file.is_file() or file.is_symlink():
+        return []
+    try:
+        sums = msgspec.json.decode(file.read_bytes(), type=dict[str, str])
+    except msgspec.DecodeError as error:
+        raise StoreError(f"{file} cannot be read: {error}") from error
+    present = {str(f.relative_to(path)): f for f in _measured_files(path)}
+    differing = [f"{name} (missing)" for name in sorted(sums) if name not in present]
+    differing += [f"{name} (changed)" for name in sorted(sums) if name in present and _hash(present[name]) != sums[name]]
+    return differing + [f"{name} (added)" for name in sorted(present) if name not in sums]
