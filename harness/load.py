@@ -274,6 +274,12 @@ def _check(scenario: sc.Scenario, path: Path) -> None:
         for key in ("baseline", "candidate"):
             if getattr(scenario.gate, key) not in names:
                 raise wrong(f"gate.{key}", getattr(scenario.gate, key), f"name one of the arms: {', '.join(names)}")
+        if scenario.gate.baseline == scenario.gate.candidate:
+            raise wrong(
+                "gate.candidate",
+                scenario.gate.candidate,
+                "name two arms; for an A/A gate write the same arm twice under two names",
+            )
         if scenario.gate.pairs < 1:
             raise wrong(
                 "gate.pairs", scenario.gate.pairs, "give at least 1 (2 for outputs and exact peaks, 6 for three timing rules)"
@@ -361,8 +367,9 @@ def _resolve(scenario: sc.Scenario, path: Path) -> sc.Scenario:
         expanded = os.path.expandvars(text)
         if "$" in expanded:
             name = re.findall(r"\$\{?(\w+)", expanded)
+            variable = name[0] if name else "?"
             raise ScenarioError(
-                f"{path}: key {key!r}: found {text!r}, but the environment variable {name[0] if name else '?'} is not set; set it to the {what}"
+                f"{path}: key {key!r}: found {text!r}, but the environment variable {variable} is not set; set it to the {what}"
             )
         file = Path(expanded).expanduser()
         if bare and "/" not in expanded:

@@ -38,6 +38,7 @@ class LegPlan(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["warm_boot", "measure", "control"] = "measure"
     pair: int | None = None
     seats: int | None = None
+    warmup: list[CellPlan] = []
     cells: list[CellPlan]
 
 
@@ -145,7 +146,7 @@ def _long_cells(scenario: sc.Scenario, repeat: int = 0) -> list[CellPlan]:
 
 
 def warmup_cells(scenario: sc.Scenario, cells: list[CellPlan]) -> list[CellPlan]:
-    """One uncounted request per prompt shape (and, for a ladder, a burst at its top rung), sharing nothing with what is measured."""
+    """Uncounted requests: each prompt shape at its highest concurrency, sharing nothing with what is measured."""
     shapes: dict[int, CellPlan] = {}
     for cell in cells:
         known = shapes.get(cell.prompt_tokens)
@@ -203,7 +204,7 @@ def _run_legs(scenario: sc.Scenario) -> list[LegPlan]:
             }
             for arm in scenario.arm
         ]
-    return [LegPlan(leg=number, **part) for number, part in enumerate(parts)]
+    return [LegPlan(leg=number, warmup=warmup_cells(scenario, part["cells"]), **part) for number, part in enumerate(parts)]
 
 
 def abba(pairs: int) -> list[tuple[int, str]]:
@@ -223,10 +224,10 @@ def _gate_legs(scenario: sc.Scenario, gate: sc.Gate) -> tuple[list[LegPlan], lis
     legs: list[LegPlan] = []
 
     def add(side: str, **kw: Any) -> None:
-        legs.append(LegPlan(leg=len(legs), arm=name[side], seats=seats[side], **kw))
+        legs.append(LegPlan(leg=len(legs), arm=name[side], seats=seats[side], warmup=warmup_cells(scenario, cells), **kw))
 
     if gate.warm_boot:
-        for side in ("A", "B") if gate.baseline != gate.candidate else ("A",):
+        for side in ("A", "B"):
             add(side, role="warm_boot", cells=[])
     first = True
     for pair, side in abba(gate.pairs):
@@ -236,16 +237,10 @@ def _gate_legs(scenario: sc.Scenario, gate: sc.Gate) -> tuple[list[LegPlan], lis
         add(side, pair=pair, cells=[*cells, *extra])
     if gate.control and gate.pairs < 2:
         add("A", role="control", cells=cells)
-    notes = [
-        f"order: {' '.join('AB'[leg.arm == gate.candidate] for leg in legs if leg.role == 'measure')} (A = {gate.baseline}, B = {gate.candidate})"
-    ]
+    order = " ".join("B" if leg.arm == gate.candidate else "A" for leg in legs if leg.role == "measure")
+    notes = [f"order: {order} (A = {gate.baseline}, B = {gate.candidate})"]
     if gate.warm_boot:
         notes.append("one uncounted boot per arm first, to fill its compile caches")
     else:
         notes.append("warm_boot = false: compile caches are not warmed, first boots may differ")
     return legs, notes
-
-
-def leg_prompt_key(cell: CellPlan) -> str:
-    """What a cell's prompts are drawn from: the cell alone, so that arms, boots and repeats get the same prompts."""
-    return cell.cell

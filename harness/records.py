@@ -138,7 +138,7 @@ class LegRow(Row, frozen=True, kw_only=True):
     """How long the device took to return to where it was; None where there is no device."""
     survivors: list[int] = []
     """Pids that outlived the stop (must be empty)."""
-    figures: dict[str, float] = {}
+    figures: dict[str, float | None] = {}
     """Figures the adapter reads from the log (model load, graph capture, KV memory), name ends in its unit."""
 
 
@@ -269,7 +269,7 @@ class SampleRow(Row, frozen=True, kw_only=True):
     status: str
     """ "ok", "absent (404)", "timeout", "truncated", ... """
     values: dict[str, float | None] = {}
-    by_engine: dict[str, dict[str, float]] = {}
+    by_engine: dict[str, dict[str, float | None]] = {}
     """neutral name -> engine label -> value, only where there are several (data parallel)"""
     flags: list[str] = []
     """ "duplicate_series=3", "out_of_range:usage", "nonfinite:usage" """

@@ -1,0 +1,127 @@
+"""A run directory survives kills, full disks and strangers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evenhand.records import CellRow, EventRow, LegRow, Manifest
+from evenhand.store import RunWriter, StoreError, changed_files, encode, open_run, safe_name
+
+
+def manifest(run: str) -> Manifest:
+    return Manifest(
+        evenhand="0",
+        run=run,
+        kind="run",
+        status="running",
+        started_utc="2026-01-01T00:00:00Z",
+        anchor_monotonic_ns=1,
+        scenario={},
+        scenario_sha256="",
+        plan={},
+        machine={},
+        versions={},
+        command=[],
+        seed=0,
+        simulated=True,
+    )
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> RunWriter:
+    return RunWriter.create(tmp_path, "x", "20260101T000000Z", manifest)
+
+
+def cell(n: int) -> CellRow:
+    return CellRow(leg=0, arm="a", cell=f"ladder/c={n}", kind="ladder", concurrency=n, outcome="ok")
+
+
+def test_round_trip_and_seal(writer: RunWriter) -> None:
+    writer.cell(cell(1))
+    writer.leg(LegRow(leg=0, arm="a", engine="reference", outcome="ok"))
+    writer.leg_folder(0, "a")
+    writer.finish("finished", "2026-01-01T00:01:00Z")
+    run = open_run(writer.path)
+    assert [row.concurrency for row in run.cells] == [1]
+    assert run.legs[0].arm == "a"
+    assert not run.partial
+    assert changed_files(writer.path) == []
+
+
+def test_two_starts_in_one_second_get_two_folders(tmp_path: Path) -> None:
+    paths = {RunWriter.create(tmp_path, "x", "s", manifest).path for _ in range(3)}
+    assert len(paths) == 3
+
+
+def test_torn_last_line_is_left_out_and_cut_before_the_next_append(writer: RunWriter) -> None:
+    writer.cell(cell(1))
+    writer.close()
+    file = writer.path / "cells.jsonl"
+    file.write_bytes(file.read_bytes() + b'{"leg":0,"arm":"a","ce')
+    assert [row.concurrency for row in open_run(writer.path).cells] == [1]
+    writer.cell(cell(2))
+    assert [row.concurrency for row in open_run(writer.path).cells] == [1, 2]
+
+
+def test_a_changed_file_is_noticed(writer: RunWriter) -> None:
+    writer.cell(cell(1))
+    writer.event(EventRow(t_ns=1, what="x"))
+    writer.finish("finished", "2026-01-01T00:01:00Z")
+    (writer.path / "cells.jsonl").write_text("")
+    (writer.path / "stray").write_text("")
+    (writer.path / "events.jsonl").unlink()
+    assert changed_files(writer.path) == ["events.jsonl (missing)", "cells.jsonl (changed)", "stray (added)"]
+
+
+def test_a_link_in_a_run_folder_is_refused(writer: RunWriter, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("{}\n")
+    (writer.path / "cells.jsonl").symlink_to(secret)
+    with pytest.raises(StoreError, match="symbolic link"):
+        open_run(writer.path)
+    with pytest.raises(StoreError):
+        writer.cell(cell(1))
+    assert secret.read_text() == "{}\n"
+
+
+def test_read_only_folder_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="--out"):
+        RunWriter.create(tmp_path / "file", "x", "s", manifest)
+
+
+def test_a_full_disk_is_one_sentence_that_names_resume(writer: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    writer.cell(cell(1))
+    monkeypatch.setattr("evenhand.store.os.write", full)
+    with pytest.raises(StoreError, match=r"No space left.*--resume"):
+        writer.cell(cell(2))
+    monkeypatch.undo()
+    assert [row.concurrency for row in open_run(writer.path).cells] == [1]
+
+
+def test_b82_files_are_strict_json_with_null_for_nan_and_infinity() -> None:
+    row = LegRow(leg=0, arm="a", engine="x", outcome="ok", figures={"tpot_mean": float("nan"), "p95": float("inf")})
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    back = json.loads(encode(row), parse_constant=refuse)
+    assert back["figures"] == {"tpot_mean": None, "p95": None}
+
+
+def test_a_newer_schema_is_refused_by_name(writer: RunWriter) -> None:
+    writer.save_manifest(schema=99)
+    with pytest.raises(StoreError, match="schema 99"):
+        open_run(writer.path)
+
+
+def test_names_become_one_harmless_path_component() -> None:
+    assert safe_name("../../etc/passwd") == "_.._etc_passwd"
+    assert safe_name("") == "_"
+    assert "/" not in safe_name("a/b")
