@@ -1,7 +1,7 @@
 """Bytes of a cache page, the block size that unifies attention and state pages, and what blocks mean in other units.
 
-One unified pool (vLLM's arrangement for hybrid models): attention layers and recurrent-state (GDN/Mamba) layers are cut into groups
-of equally many layers, every group's page has the same size, and one block of the pool is one page for each layer of a group.
+One unified pool (vLLM's arrangement for hybrid models): attention layers and recurrent-state (GDN/Mamba) layers are cut into
+groups of equally many layers, every group's page has the same size, and a block of the pool is one page per layer of a group.
 All functions are pure; bytes are bytes, GiB is 2**30 bytes.
 """
 
@@ -25,8 +25,8 @@ def state_page_bytes(shape: ModelShape, depth: int) -> int:
     """Bytes of one state slot of one state layer, at `depth` drafted tokens; 0 for a model without state layers.
 
     ssm row = value_heads * value_dim * key_dim * ssm_bytes; conv row = (2 * key_heads * key_dim + value_heads * value_dim) *
-    (conv_width - 1 + depth) * conv_bytes. Source: vLLM's gated-delta-net state shape; a verify step of k drafted tokens keeps k more
-    columns of the convolution.
+    (conv_width - 1 + depth) * conv_bytes. Source: vLLM's gated-delta-net state shape; a verify step of k drafted tokens keeps k
+    more columns of the convolution.
     """
     if not shape.state_layers:
         return 0
@@ -44,9 +44,10 @@ def attn_bytes_per_token(shape: ModelShape) -> int:
 
 
 def unified_block_tokens(shape: ModelShape, depth: int, align: int = 16) -> int:
-    """Tokens of one block when attention pages are stretched to the state page: align * ceil(state_page / (align * attn_per_token)).
+    """Tokens of one block when attention pages are stretched to a state page: align * ceil(state_page / (align * per_token)).
 
-    `align` is max(16, --block-size), tokens. A model without state layers keeps `align`. Source: vLLM's page unification for hybrid models.
+    `align` is max(16, --block-size), tokens. A model without state layers keeps `align`. Source: vLLM's page unification for
+    hybrid models.
     """
     return align * max(1, _ceil(state_page_bytes(shape, depth), align * attn_bytes_per_token(shape)))
 
@@ -61,7 +62,7 @@ def padding(shape: ModelShape, depth: int, block: int) -> float:
 
 
 def group_layers(shape: ModelShape) -> int:
-    """Layers that one block covers: the smaller of the attention and state layer counts, or all of them when one kind is absent.
+    """Layers that one block covers: the smaller of the attention and state layer counts, or all layers when one kind is absent.
 
     Source: vLLM's grouping of layers with a uniform page size.
     """
@@ -99,16 +100,16 @@ def pages_of_bytes(shape: ModelShape, pool_bytes: int, block: int) -> int:
 
 
 def pool_tokens(shape: ModelShape, depth: int, blocks: int, block: int, context: int) -> int:
-    """What the engine prints as the pool's size in tokens: blocks / (ceil(L/block) + groups * (2 + depth)) * L, floored; L = context.
+    """What the engine prints as the pool's size in tokens: blocks / (ceil(L/block) + groups * (2 + depth)) * L; L = context.
 
     It grows with max_model_len although the blocks stay the same: compare blocks, never these. Source: vLLM's max-concurrency
     figure in align mode times max_model_len.
     """
-    return int(blocks * context // _blocks_at_context(shape, depth, block, context))
+    return blocks * context // _blocks_at_context(shape, depth, block, context)
 
 
 def blocks_of_pool_tokens(shape: ModelShape, depth: int, tokens: int, block: int, context: int) -> int:
-    """The inverse of `pool_tokens`: the block count that prints as `tokens` at max_model_len `context`, to the nearest block."""
+    """The inverse of `pool_tokens`: the block count, to the nearest, that prints as `tokens` at max_model_len `context`."""
     return round(tokens * _blocks_at_context(shape, depth, block, context) / context)
 
 
@@ -119,7 +120,7 @@ def _blocks_at_context(shape: ModelShape, depth: int, block: int, context: int) 
 
 
 def cached_follow_up_tokens(prefix: int, block: int) -> int:
-    """Prompt tokens a follow-up finds cached when it repeats a prefix of `prefix` tokens: max(0, floor(prefix/block) - 1) * block.
+    """Prompt tokens that a follow-up finds cached of a prefix of `prefix` tokens: max(0, floor(prefix/block) - 1) * block.
 
     The last full block is recomputed. Source: measured on vLLM in align mode.
     """
