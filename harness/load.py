@@ -90,6 +90,8 @@ def _override(data: dict[str, Any], text: str, path: Path) -> None:
             value = raw
     if typing.get_origin(kind) is list and not isinstance(value, list):
         value = [value]
+    if kind is str and not isinstance(value, str):
+        value = raw
     node: Any = data
     for position, part in enumerate(keys[:-1]):
         if isinstance(node, list):
@@ -114,10 +116,12 @@ def _type_at(keys: list[str]) -> Any:
     """Declared type of the key at a path, None when there is no such key (conversion says so later)."""
     kind: Any = sc.Scenario
     for part in keys:
-        for option in typing.get_args(kind) or (kind,):
-            if isinstance(option, type) and issubclass(option, msgspec.Struct):
-                kind = typing.get_type_hints(option).get(part)
-                break
+        if isinstance(kind, types.UnionType):
+            kind = next((o for o in typing.get_args(kind) if o is not type(None)), None)
+        if typing.get_origin(kind) in (list, dict):
+            kind = typing.get_args(kind)[-1]  # an arm's name, or any key of a table
+        elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            kind = typing.get_type_hints(kind).get(part)
         else:
             return None
     if isinstance(kind, types.UnionType):

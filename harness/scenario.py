@@ -70,6 +70,8 @@ class Prompts(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     source: Literal["random", "file"] = "random"
     file: str | None = None
     """Text, or JSONL with a "prompt" or "text" field."""
+    send: Literal["ids", "text"] = "ids"
+    """How prompts of a file travel: as token ids, or as text repaired until it has exactly the asked number of tokens."""
     shared_prefix: int = 0
     """Tokens that all prompts of a cell share (0: none)."""
 

@@ -1,0 +1,159 @@
+"""One cell on a running engine: empty the cache, wait until idle, count, drive, settle, count again, write rows."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from evenhand import scenario as sc
+from evenhand.boot.leg import Running
+from evenhand.drive.cell import CellResult, CellSpec, Progress, run_cell
+from evenhand.engines.base import Sampling
+from evenhand.plan import CellPlan, LegPlan
+from evenhand.records import CellRow, RequestRow
+from evenhand.stop import Stop
+from evenhand.watch.idle import wait_idle
+from evenhand.watch.scrape import Scrape, delta, scrape
+from evenhand.workload import Workload
+
+PLATEAU_INTERVALS = 4
+"""A pressure request keeps decoding for at least this many sample intervals, so that its plateau is seen (facts of sampling)."""
+MAX_FOUND_OUTPUT = 4096
+DEFAULT_OUTPUT = 64
+
+
+def found_output_tokens(tpot_s: float | None, interval_s: float, room: int | None) -> int:
+    """Output tokens that keep decoding on for PLATEAU_INTERVALS intervals, from a warm-up's time per output token."""
+    wanted = DEFAULT_OUTPUT if not tpot_s else math.ceil(PLATEAU_INTERVALS * interval_s / tpot_s) + 2
+    wanted = max(8, min(wanted, MAX_FOUND_OUTPUT))
+    return wanted if room is None else max(1, min(wanted, room))
+
+
+def cold_proof(rows: list[RequestRow], counters: dict[str, float | None]) -> tuple[bool | None, str | None]:
+    """Whether the cell ran on a cold cache: by each request's cached tokens, else by the counter, else not proved."""
+    ended = [row for row in rows if row.outcome == "ok"]
+    cached = [row.cached_tokens for row in ended]
+    if ended and all(c is not None for c in cached):
+        total = sum(c or 0 for c in cached)
+        return total == 0, None if total == 0 else f"{total} prompt tokens came from the prefix cache"
+    hits = counters.get("cached_prompt_tokens", counters.get("prefix_hits"))
+    if ended and hits is not None:
+        return hits == 0, "by the engine's counter" if hits == 0 else f"the engine's counter rose by {hits:g} cached tokens"
+    return None, "cold cache not proved: the engine reports no cached tokens"
+
+
+class Bench:
+    """Cells of one leg on a running engine."""
+
+    def __init__(
+        self,
+        scenario: sc.Scenario,
+        leg: LegPlan,
+        running: Running,
+        folder: Path,
+        stop: Stop,
+        workload: Workload,
+        on_progress: Callable[[CellPlan, Progress], None],
+    ) -> None:
+        self.scenario, self.leg, self.running, self.folder, self.stop = scenario, leg, running, folder, stop
+        self.workload, self.on_progress = workload, on_progress
+        facts = running.engine.facts
+        self._gauges, self._metrics = facts.gauges, facts.metrics_path if scenario.watch.metrics else None
+
+    def cell(self, plan: CellPlan, output_tokens: int) -> tuple[CellRow, list[RequestRow]]:
+        """Measure one cell. Requests that failed are rows; an engine that died gives the outcome "died"."""
+        reset = self._reset_cache(plan)
+        self._settle()
+        before = self._scrape()
+        result = run_cell(self._spec(plan, output_tokens))
+        settle_ns, settle_reason = (None, "the engine is gone") if result.died else self._settle()
+        after = Scrape(status="engine gone") if result.died else self._scrape()
+        change = delta(before, after, self._gauges)
+        cold, cold_reason = cold_proof(result.rows, change.counters)
+        row = CellRow(
+            leg=self.leg.leg,
+            arm=self.leg.arm,
+            cell=plan.cell,
+            kind=plan.kind,
+            repeat=plan.repeat,
+            concurrency=plan.concurrency,
+            prompt_tokens=plan.prompt_tokens,
+            output_tokens=output_tokens,
+            outcome=self._outcome(result, change.restarted),
+            reason=result.died or (change.reason if change.restarted else None),
+            planned=plan.requests,
+            start_ns=result.start_ns,
+            end_ns=result.end_ns,
+            settle_ns=settle_ns,
+            settle_reason=settle_reason,
+            cold=cold if plan.kind != "reuse" else None,
+            cold_reason=cold_reason if plan.kind != "reuse" else "a reuse cell warms the cache on purpose",
+            cache_reset=reset,
+            counters=change.counters,
+            counters_reason=change.reason,
+            restarted=change.restarted,
+            lag=result.lag,
+            deadlines_s=msgspec.to_builtins(self.scenario.deadlines),
+        )
+        return row, result.rows
+
+    def _outcome(self, result: CellResult, restarted: bool) -> str:
+        if result.interrupted:
+            return "interrupted"
+        if result.died:
+            return "died"
+        return "void" if restarted else "ok"
+
+    def _spec(self, plan: CellPlan, output_tokens: int) -> CellSpec:
+        scenario, running = self.scenario, self.running
+        ladder = scenario.ladder if plan.kind == "ladder" else None
+        return CellSpec(
+            leg=self.leg.leg,
+            arm=self.leg.arm,
+            cell=plan.cell,
+            repeat=plan.repeat,
+            kind=plan.kind,
+            base_url=running.base_url,
+            dialect=running.dialect,
+            model=scenario.served_name,
+            prompts=self.workload.prompts(plan),
+            sampling=Sampling(
+                seed=scenario.seed,
+                ignore_eos=scenario.ignore_eos,
+                max_tokens=output_tokens,
+            ),
+            concurrency=plan.concurrency,
+            arrivals=ladder.arrivals if ladder else "closed",
+            rate=ladder.rate if ladder else None,
+            burst=ladder.burst if ladder else 1,
+            deadlines=scenario.deadlines,
+            spill_path=self.folder / f"rung-{len(list(self.folder.glob('rung-*.spill')))}.spill",
+            alive=running.check,
+            on_progress=lambda progress: self.on_progress(plan, progress),
+            stop=self.stop,
+        )
+
+    def _reset_cache(self, plan: CellPlan) -> str:
+        if plan.kind == "warmup":
+            return "not asked for a warm-up"
+        reason = self.running.engine.facts.reset_cache(self.running.http)
+        return "reset by the engine" if reason is None else f"not reset: {reason}"
+
+    def _scrape(self) -> Scrape:
+        return scrape(self.running.http, self._metrics, self._gauges)
+
+    def _settle(self) -> tuple[int | None, str | None]:
+        """Wait until the engine's gauges say idle."""
+        if not self._metrics:
+            return None, "no gauges to tell"
+
+        def read() -> dict[str, float | None] | None:
+            scraped = self._scrape()
+            return dict(scraped.values) if scraped.status == "ok" else None
+
+        settled = wait_idle(read, self.scenario.deadlines.settle_s, stop=self.stop)
+        return (time.monotonic_ns(), None) if settled.idle else (None, settled.reason)

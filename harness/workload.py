@@ -1,0 +1,93 @@
+"""The prompts of every cell: drawn from the scenario's seed and the cell's name, so arms, boots and repeats get the same ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from evenhand import scenario as sc
+from evenhand.drive.prompts import (
+    PromptError,
+    Vocabulary,
+    file_ids,
+    random_ids,
+    random_prompts,
+    read_texts,
+    repair,
+    vocabulary,
+)
+from evenhand.plan import CellPlan
+
+EXTENSION_TOKENS = 64
+"""How far the third request of a reuse cell goes beyond its prefix."""
+FALLBACK_VOCABULARY = 1000
+"""For an attached engine without a tokenizer: ids that every vocabulary has."""
+
+
+class Workload:
+    """Makes prompts. Raises PromptError in one sentence for a tokenizer or file that cannot be used."""
+
+    def __init__(self, scenario: sc.Scenario, model: str) -> None:
+        self._scenario = scenario
+        self._folder = scenario.tokenizer or model
+        self._vocabulary = _vocabulary(self._folder)
+        self._texts = read_texts(scenario.prompts.file) if scenario.prompts.source == "file" and scenario.prompts.file else None
+        self._ordinal: dict[str, int] = {}
+
+    def prompts(self, cell: CellPlan) -> list[list[int]] | list[str]:
+        """The prompts of a cell, in request order."""
+        seed, name = self._scenario.seed, cell.cell
+        if cell.kind == "reuse":
+            whole = self._ids(f"{name}#0", cell.prompt_tokens + EXTENSION_TOKENS)
+            prefix = whole[: cell.prompt_tokens]
+            return [prefix, list(prefix), whole]
+        if self._texts is not None and cell.kind != "warmup":
+            return self._from_file(cell)
+        shared = self._scenario.prompts.shared_prefix if cell.kind != "warmup" else 0
+        lead = random_ids(seed, f"{name}/shared", shared, self._vocabulary.size, self._vocabulary.special)
+        keys = [f"{name}#{index}" for index in range(cell.requests)]
+        return random_prompts(seed, keys, cell.prompt_tokens, self._vocabulary, first_ordinal=_ordinal(name), shared=lead)
+
+    def _ids(self, key: str, length: int) -> list[int]:
+        return random_ids(self._scenario.seed, key, length, self._vocabulary.size, self._vocabulary.special)
+
+    def _from_file(self, cell: CellPlan) -> list[list[int]] | list[str]:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(Path(self._folder) / "tokenizer.json"))
+
+        def encode(text: str) -> list[int]:
+            return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+        assert self._texts is not None
+        first = _ordinal(cell.cell)
+        ids = [file_ids(self._texts, first + i, cell.prompt_tokens, encode) for i in range(cell.requests)]
+        if self._scenario.prompts.send == "ids":
+            return ids
+        return [
+            repair(one, encode, lambda some: str(tokenizer.decode(list(some), skip_special_tokens=False))).text for one in ids
+        ]
+
+
+def _ordinal(name: str) -> int:
+    """Where a cell's first tokens start in the vocabulary: cells of one run begin with different tokens."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
+
+
+def _vocabulary(folder: str) -> Vocabulary:
+    """From the tokenizer; else the size that config.json states; an attached engine without either gets ids that all have."""
+    path = Path(folder)
+    if (path / "tokenizer.json").is_file() or path.suffix == ".json":
+        return vocabulary(folder)
+    config = path / "config.json"
+    if config.is_file():
+        try:
+            data = json.loads(config.read_text("utf-8"))
+            size = data.get("vocab_size") or data.get("text_config", {}).get("vocab_size")
+        except (OSError, ValueError) as error:
+            raise PromptError(f"{config}: cannot be read as JSON ({error})") from error
+        if isinstance(size, int) and size > 16:
+            return Vocabulary(size, frozenset(range(16)))
+        raise PromptError(f"{config}: has no vocab_size; set `tokenizer` to a folder with tokenizer.json")
+    return Vocabulary(FALLBACK_VOCABULARY, frozenset(range(16)))
