@@ -256,6 +256,8 @@ class RequestRow(Row, frozen=True, kw_only=True):
     lag_max_s: float | None = None
     sampling: dict[str, Any] = {}
     """The sampling parameters exactly as they stood in the request body."""
+    top2_margin_nats: list[float | None] | None = None
+    """Per token, best minus second log-probability; only in untimed replays that asked for them."""
 
 
 class SampleRow(Row, frozen=True, kw_only=True):
@@ -292,6 +294,8 @@ class GpuRow(Row, frozen=True, kw_only=True):
     power_limit_w: float | None = None
     temperature_c: float | None = None
     foreign_pids: list[int] | None = None
+    reasons: dict[str, str] = {}
+    """Field -> why it is null; in the first row of each device of a leg (they do not change)."""
 
 
 class EventRow(Row, frozen=True, kw_only=True):
