@@ -1,0 +1,77 @@
+"""Wait until the engine's own gauges say that it is idle, and know when they never will."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+
+class Clock(Protocol):
+    """The two calls of the `time` module that waiting needs."""
+
+    def monotonic_ns(self) -> int: ...
+    def sleep(self, seconds: float, /) -> None: ...
+
+
+class Settle(msgspec.Struct, frozen=True, kw_only=True):
+    """How the wait ended."""
+
+    settle_ns: int | None
+    """When the gauges first said idle; None when they never did."""
+    waited_s: float
+    reason: str | None
+    """Why there is no settle: "stale gauges", "still busy: running 3, waiting 0", "metrics unavailable (404)"."""
+    values: dict[str, float | None] = {}
+    """The last reading: usage after settling is the pool that did not come back."""
+
+
+def wait_idle(
+    read: Callable[[], Mapping[str, float | None] | None], limit_s: float, clock: Clock = time, interval_s: float = 0.25
+) -> Settle:
+    """Poll `read` (neutral gauges; None when a scrape failed) until nothing runs or waits, twice with the same usage.
+
+    Twice, because gauges are pushed by engine steps and the pool gauge may lag behind the request gauge. Ends at `limit_s` with
+    a reason: "stale gauges" when no reading ever changed (engines that push only from steps keep their last values for ever
+    after an abort), else what was still busy. Never waits without a limit.
+    """
+    start_ns = clock.monotonic_ns()
+    limit_ns = start_ns + int(limit_s * 1e9)
+    seen: set[tuple[float | None, ...]] = set()
+    last: dict[str, float | None] = {}
+    idle_ns: int | None = None
+    idle_usage: float | None = None
+    while True:
+        now_ns = clock.monotonic_ns()
+        reading = read()
+        if reading is not None:
+            last = dict(reading)
+            running, waiting, usage = (last.get(name) for name in ("running", "waiting", "usage"))
+            seen.add((running, waiting, usage))
+            if running == 0 and not waiting:
+                if idle_ns is not None and usage == idle_usage:
+                    return Settle(settle_ns=idle_ns, waited_s=(clock.monotonic_ns() - start_ns) / 1e9, reason=None, values=last)
+                idle_ns, idle_usage = now_ns, usage
+            else:
+                idle_ns = None
+        left_s = (limit_ns - clock.monotonic_ns()) / 1e9
+        if left_s <= 0:
+            break
+        clock.sleep(min(interval_s, left_s))
+    waited_s = (clock.monotonic_ns() - start_ns) / 1e9
+    return Settle(settle_ns=None, waited_s=waited_s, reason=_why(last, len(seen)), values=last)
+
+
+def _why(last: Mapping[str, float | None], different: int) -> str:
+    running, waiting = last.get("running"), last.get("waiting")
+    if not last:
+        return "no metrics could be read"
+    if running is None:
+        return "the engine has no gauge of running requests"
+    if running == 0 and not waiting:
+        return "the pool gauge kept changing"
+    if different == 1:
+        return "stale gauges"
+    return f"still busy: running {running:g}, waiting {waiting or 0:g}"
