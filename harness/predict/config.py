@@ -63,7 +63,7 @@ def model_of(
     state_dtype: str | None = None,
     dtype: str | None = None,
 ) -> Model:
-    """Pure part of `read_model`. The state's dtype: `state_dtype`, else the config's mamba_ssm_dtype, else the model's dtype."""
+    """Pure part of `read_model`. State dtype: `state_dtype`, else mamba_ssm_dtype of the config, else the model's dtype."""
     text = next((config[key] for key in _TEXT if isinstance(config.get(key), dict)), config)
     look = _Fields(source, text, config)
     if "kv_lora_rank" in text:

@@ -1,9 +1,9 @@
 """Blocks of one long prompt in one unified pool, step by step: prefill in align mode, retained states, peaks and plateaus.
 
 In align mode (vLLM, prefix caching on a hybrid model) a prefill step ends on a block boundary and writes its state into a block
-of its own; the blocks a step jumps over stay null. States that are no longer needed are retired before a step allocates. Without
-the null-gap fix that walk goes backward from the newest computed state and stops at the first null block, so a step over two
-blocks or more hides everything older; with a step in flight the state that is retired by its index comes too late as well.
+of its own; blocks that a step jumps over stay null. States no longer needed are retired before a step allocates. Without the
+null-gap fix that goes backward from the newest computed state and stops at the first null block, so a step over two blocks or
+more hides everything older; with a step in flight the one state retired by its index is looked at too early as well.
 
 Closed forms, which `walk` reproduces (k = drafted tokens, per state group):
     unpatched = k + steps      with chunks of at least 2 blocks and a step in flight
@@ -35,11 +35,13 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """An EAGLE or MTP drafter: the last cacheable boundary is one block earlier."""
     fix: bool = False
     """With the null-gap fix: retirement skips null blocks."""
+    align: bool = True
+    """False (prefix caching off): one running state, updated in place, and steps of any length."""
 
     @property
     def chunk(self) -> int:
-        """Tokens of a whole prefill step: floor(batch / block) * block."""
-        return self.batch // self.block * self.block
+        """Tokens of a whole prefill step: floor(batch / block) * block in align mode, else the batch."""
+        return self.batch // self.block * self.block if self.align and self.state_groups else self.batch
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +88,8 @@ def prefill_ends(prompt: int, rule: Rule, cached: int = 0) -> list[int]:
             f"one step batches {rule.batch} tokens and a block has {rule.block}: in align mode nothing could be scheduled; "
             "raise the batch size."
         )
-    boundary = max(0, prompt // rule.block - rule.drafter) * rule.block
+    aligned = rule.align and rule.state_groups > 0
+    boundary = max(0, prompt // rule.block - rule.drafter) * rule.block if aligned else 0
     ends, at = [], cached
     while at < prompt:
         limit = rule.chunk if at < boundary else rule.batch
@@ -113,7 +116,7 @@ def walk(prompt: int, output: int, rule: Rule, cached: int = 0) -> list[Point]:
         computed = ends[index - lag] if index >= lag else cached
         _retire(states, computed, previous, rule)
         before = len(states) + (rule.depth if allocated else 0)
-        target = -(-end // rule.block) - 1
+        target = -(-end // rule.block) - 1 if rule.align else 0
         if target > newest or not allocated:
             previous = newest if newest >= 0 else None
             states.add(target)

@@ -42,6 +42,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     drafter: bool = False
     """An EAGLE or MTP drafter takes one cacheable block less."""
     null_gap_fix: bool = False
+    prefix_caching: bool = True
+    """False: vLLM drops align mode and keeps one running state per sequence."""
     state_ratio: float = 0.9
     """SGLang --mamba-full-memory-ratio"""
 
@@ -57,6 +59,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     state_slots_per_seat: int = 0
     state_bytes_needed: int = 0
     state_bytes_available: int | None = None
+    unified: bool | None = None
+    """True: attention and state draw on one pool of `pool_blocks`. None: so where no separate state budget is named."""
     seat_ceiling: int | None = None
     """Seats the engine says it can serve."""
     seats_that_fit: int | None = None
