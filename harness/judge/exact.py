@@ -1,0 +1,105 @@
+"""What the in-engine probe saw: exact peaks step by step, and retained recurrent states per request.
+
+Probe rows of a leg are read leniently, since they come from inside another process. Two kinds are used:
+
+    {"kind": "step", "step": n, "t_ns": monotonic, "used_blocks": n}
+    {"kind": "request", "request": id, "t_ns": monotonic, "computed_tokens": n, "state_blocks": n}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from evenhand.judge.view import JudgeRow
+from evenhand.records import CellRow
+
+
+class ExactPeak(JudgeRow, frozen=True, kw_only=True):
+    """Most blocks in use at the end of any scheduler step of a cell."""
+
+    blocks: int
+    step: int | None = None
+    steps: int
+    """Steps seen inside the window."""
+
+
+class Retained(JudgeRow, frozen=True, kw_only=True):
+    """Recurrent-state blocks that one request held, over the tokens it had computed."""
+
+    request: str
+    first: int
+    last: int
+    most: int
+    computed_tokens: int
+    """Where the series ends."""
+    growth_per_1000_tokens: float | None = None
+    """(most - first) over the computed tokens between them, times 1000; None where nothing grew or nothing was computed."""
+    series: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    """(computed tokens, blocks) wherever the count changed, first and last included."""
+    text: str = ""
+    """ "4, 5, ..., 16" """
+
+
+def exact_peak(probe: Sequence[dict[str, Any]], cell: CellRow) -> ExactPeak | None:
+    """Exact peak inside the cell's window; None where the probe logged no step there."""
+    best: tuple[int, int | None] | None = None
+    steps = 0
+    for row in probe:
+        used = row.get("used_blocks")
+        if row.get("kind") != "step" or not isinstance(used, int) or not _inside(row, cell):
+            continue
+        steps += 1
+        if best is None or used > best[0]:
+            step = row.get("step")
+            best = (used, step if isinstance(step, int) else None)
+    return None if best is None else ExactPeak(blocks=best[0], step=best[1], steps=steps)
+
+
+def retained(probe: Sequence[dict[str, Any]], cell: CellRow) -> list[Retained]:
+    """One series per request of the cell, in order of appearance."""
+    series: dict[str, list[tuple[int, int]]] = {}
+    for row in probe:
+        blocks, computed = row.get("state_blocks"), row.get("computed_tokens")
+        if row.get("kind") != "request" or not isinstance(blocks, int) or not isinstance(computed, int):
+            continue
+        if _inside(row, cell):
+            series.setdefault(str(row.get("request", "?")), []).append((computed, blocks))
+    return [_retained(request, points) for request, points in series.items()]
+
+
+def _retained(request: str, points: list[tuple[int, int]]) -> Retained:
+    counts = [blocks for _, blocks in points]
+    top = max(counts)
+    at_top = next(computed for computed, blocks in points if blocks == top)
+    span = at_top - points[0][0]
+    growth = (top - counts[0]) / span * 1000 if span > 0 and top > counts[0] else None
+    kept = [p for i, p in enumerate(points) if i in (0, len(points) - 1) or p[1] != points[i - 1][1]]
+    return Retained(
+        request=request,
+        first=counts[0],
+        last=counts[-1],
+        most=top,
+        computed_tokens=points[-1][0],
+        growth_per_1000_tokens=growth,
+        series=kept,
+        text=series_text(counts),
+    )
+
+
+def series_text(counts: Sequence[int]) -> str:
+    """The rise of a series in the form "4, 5, ..., 16"; "5" where it never rose."""
+    rising: list[int] = []
+    for count in counts:
+        if not rising or count > rising[-1]:
+            rising.append(count)
+    if len(rising) > 4:
+        return f"{rising[0]}, {rising[1]}, ..., {rising[-1]}"
+    return ", ".join(map(str, rising))
+
+
+def _inside(row: dict[str, Any], cell: CellRow) -> bool:
+    t = row.get("t_ns")
+    return isinstance(t, int) and cell.start_ns is not None and cell.end_ns is not None and cell.start_ns <= t <= cell.end_ns
