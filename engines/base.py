@@ -23,6 +23,10 @@ class EngineError(Exception):
     """One sentence for the user: what, where, what would do."""
 
 
+COMPILE_CACHES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables that place the compile caches of the Python engines; a gate gives every arm folders of its own."""
+
+
 # --- neutral settings ---------------------------------------------------------------------------------------------
 
 

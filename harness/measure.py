@@ -21,7 +21,7 @@ from evenhand.watch.scrape import Scrape, delta, scrape
 from evenhand.workload import Workload
 
 PLATEAU_INTERVALS = 4
-"""A pressure request keeps decoding for at least this many sample intervals, so that its plateau is seen (facts of sampling)."""
+"""A pressure request keeps decoding for at least this many sample intervals, so that its plateau is seen."""
 MAX_FOUND_OUTPUT = 4096
 DEFAULT_OUTPUT = 64
 
@@ -46,6 +46,22 @@ def cold_proof(rows: list[RequestRow], counters: dict[str, float | None]) -> tup
     return None, "cold cache not proved: the engine reports no cached tokens"
 
 
+class StopClock:
+    """The clock of waiting, cut short by a stop."""
+
+    def __init__(self, stop: Stop) -> None:
+        self._stop = stop
+
+    def monotonic_ns(self) -> int:
+        """The time line of every row."""
+        return time.monotonic_ns()
+
+    def sleep(self, seconds: float, /) -> None:
+        """Raises Interrupted when the run was asked to end."""
+        self._stop.wait(seconds)
+        self._stop.check()
+
+
 class Bench:
     """Cells of one leg on a running engine."""
 
@@ -67,7 +83,6 @@ class Bench:
     def cell(self, plan: CellPlan, output_tokens: int) -> tuple[CellRow, list[RequestRow]]:
         """Measure one cell. Requests that failed are rows; an engine that died gives the outcome "died"."""
         reset = self._reset_cache(plan)
-        self._settle()
         before = self._scrape()
         result = run_cell(self._spec(plan, output_tokens))
         settle_ns, settle_reason = (None, "the engine is gone") if result.died else self._settle()
@@ -155,5 +170,6 @@ class Bench:
             scraped = self._scrape()
             return dict(scraped.values) if scraped.status == "ok" else None
 
-        settled = wait_idle(read, self.scenario.deadlines.settle_s, stop=self.stop)
-        return (time.monotonic_ns(), None) if settled.idle else (None, settled.reason)
+        step_s = min(0.25, self.scenario.watch.interval_s)
+        settled = wait_idle(read, self.scenario.deadlines.settle_s, StopClock(self.stop), step_s)
+        return settled.settle_ns, settled.reason

@@ -20,6 +20,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 SUMS = "sha256.json"
 _UNSEALED = {SUMS, "verdict.json", "verdict.md"}
 """Written by judging, or the list itself: not part of what was measured."""
+TABLES = "tables"
+"""Folder of what show writes into a run; not part of what was measured either."""
 
 
 class StoreError(Exception):
@@ -319,7 +321,7 @@ def _hash(file: Path) -> str:
 def _measured_files(path: Path) -> list[Path]:
     found = []
     for folder, folders, names in os.walk(path, followlinks=False):
-        folders[:] = sorted(f for f in folders if f != "overlay")
+        folders[:] = sorted(f for f in folders if f not in ("overlay", TABLES))
         for name in sorted(names):
             file = Path(folder) / name
             if file.is_symlink() or name.endswith(".tmp") or (Path(folder) == path and name in _UNSEALED):

@@ -1,4 +1,4 @@
-"""The prompts of every cell: drawn from the scenario's seed and the cell's name, so arms, boots and repeats get the same ones."""
+"""The prompts of every cell, drawn from the seed and the cell's name: arms, boots and repeats get the same ones."""
 
 from __future__ import annotations
 

@@ -1,0 +1,240 @@
+"""Execute a plan: boot each leg, measure its cells, store rows. No policy of its own: the plan says what, judging what it means."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from evenhand import scenario as sc
+from evenhand.arms import ArmPreparer, Prepared
+from evenhand.boot.guardian import Guardian
+from evenhand.boot.leg import LegName, Running, boot_leg
+from evenhand.drive.cell import Progress
+from evenhand.measure import Bench, found_output_tokens
+from evenhand.plan import CellPlan, LegPlan, Plan
+from evenhand.progress import Event, Listener, silent
+from evenhand.records import CellRow, EventRow, LegRow, Outcome, RequestRow
+from evenhand.resume import Done
+from evenhand.stop import Interrupted, Stop
+from evenhand.store import RunWriter
+from evenhand.watch.sampler import Sampler
+from evenhand.workload import Workload
+
+
+class Campaign:
+    """One run of a plan into one run folder."""
+
+    def __init__(
+        self,
+        scenario: sc.Scenario,
+        plan: Plan,
+        writer: RunWriter,
+        stop: Stop,
+        listener: Listener = silent,
+        done: Done | None = None,
+    ) -> None:
+        self.scenario, self.plan, self.writer, self.stop, self.tell = scenario, plan, writer, stop, listener
+        self.done = done or Done()
+        self._output = dict(self.done.output_tokens)
+        self._workload = Workload(scenario, scenario.model)
+        self._arms = ArmPreparer(scenario, plan, writer.path)
+
+    def run(self) -> str:
+        """Execute every leg that is not done. Returns "finished" or "interrupted"; rows are on disk either way."""
+        self._arms.check()
+        with Guardian() as guardian:
+            for leg in self.plan.legs:
+                if leg.leg in self.done.legs:
+                    continue
+                if self.stop.is_set():
+                    self._leave_out(leg, "not_run", "the run was interrupted before this leg")
+                else:
+                    self._leg(guardian, leg)
+        self._arms.close()
+        return "interrupted" if self.stop.is_set() else "finished"
+
+    def _leg(self, guardian: Guardian, leg: LegPlan) -> None:
+        folder = self.writer.leg_folder(leg.leg, leg.arm)
+        self._say(leg, "leg", text="booting" + (" (uncounted, warms the compile caches)" if leg.role == "warm_boot" else ""))
+        with self._arms.prepare(leg, folder) as prepared:
+            booted = boot_leg(
+                guardian,
+                prepared.engine,
+                prepared.settings,
+                folder,
+                LegName(leg=leg.leg, arm=leg.arm, role=leg.role, pair=leg.pair),
+                self.scenario.deadlines,
+                overlay=prepared.overlay,
+                env=prepared.env,
+                python_path=prepared.python_path,
+                stop=self.stop,
+            )
+            if isinstance(booted, LegRow):
+                row = booted
+                self._leave_out(leg, row.outcome, row.reason or row.outcome)
+            else:
+                boot_s = (booted.ready_ns - booted.start_ns) / 1e9
+                self._say(leg, "ready", text=f"ready after {boot_s:.1f} s, seats {booted.seats or '?'}, {_pool_words(booted)}")
+                row = self._measure(leg, folder, booted, prepared)
+            row = prepared.finish(row)
+        self.writer.leg(row)
+        self._say(leg, "leg_end", outcome=row.outcome, text=row.reason or "")
+
+    def _measure(self, leg: LegPlan, folder: Path, booted: Running, prepared: Prepared) -> LegRow:
+        """All cells of a leg on a ready engine, which is stopped whatever happens."""
+        interrupted = False
+        row: LegRow | None = None
+        try:
+            with self._sampler(leg, folder, booted) as sampler:
+                try:
+                    self._cells(leg, folder, booted, sampler)
+                except Interrupted:
+                    interrupted = True
+        finally:
+            row = booted.stop()
+        if interrupted and row.outcome == "ok":
+            row = msgspec.structs.replace(row, outcome="interrupted", reason="the run was interrupted")
+        return row
+
+    @contextlib.contextmanager
+    def _sampler(self, leg: LegPlan, folder: Path, booted: Running) -> Iterator[Sampler]:
+        watch, facts = self.scenario.watch, booted.engine.facts
+        sampler = Sampler(
+            leg.leg,
+            booted.base_url,
+            facts.gauges,
+            facts.metrics_path if watch.metrics else None,
+            watch.interval_s,
+            folder,
+            nvml=watch.gpu,
+            env=booted.env,
+            roots=booted.tree(),
+        )
+        with sampler:
+            yield sampler
+        report = sampler.stop()
+        self._note(leg, "sampler", msgspec.json.encode(report).decode())
+
+    # --- cells ----------------------------------------------------------------------------------------------------------
+
+    def _cells(self, leg: LegPlan, folder: Path, booted: Running, sampler: Sampler) -> None:
+        def progress(cell: CellPlan, progress: Progress) -> None:
+            latest = sampler.latest() or {}
+            self._say(
+                leg,
+                "requests",
+                cell=cell.cell,
+                done=progress.done,
+                total=progress.planned,
+                failed=progress.failed,
+                usage=latest.get("usage"),
+                running=latest.get("running"),
+            )
+
+        bench = Bench(self.scenario, leg, booted, folder, self.stop, self._workload, progress)
+        todo = [cell for cell in leg.cells if (leg.leg, cell.cell, cell.repeat) not in self.done.cells]
+        gone = self._warm_up(leg, bench, booted)
+        for number, cell in enumerate(todo):
+            if self.stop.is_set() or gone:
+                outcome, reason = (
+                    ("not_run", f"the engine died before: {gone}") if gone else ("not_run", "the run was interrupted")
+                )
+                for rest in todo[number:]:
+                    self.writer.cell(self._empty(leg, rest, outcome, reason))
+                break
+            gone = self._cell(leg, folder, bench, cell, booted)
+        self.stop.check()
+
+    def _warm_up(self, leg: LegPlan, bench: Bench, booted: Running) -> str | None:
+        """Every prompt shape once, uncounted. Returns why the engine is gone, if it is."""
+        for cell in leg.warmup:
+            self.stop.check()
+            self._say(leg, "note", text=f"warming up with {cell.requests} x {cell.prompt_tokens} tokens")
+            row, rows = bench.cell(cell, cell.output_tokens or 16)
+            if row.outcome == "died":
+                return row.reason
+            tpot = sorted(r.tpot_s for r in rows if r.tpot_s is not None)
+            room = None if self.scenario.context is None else self.scenario.context - cell.prompt_tokens
+            for planned in leg.cells:
+                if (
+                    planned.output_tokens is None
+                    and planned.prompt_tokens == cell.prompt_tokens
+                    and planned.cell not in self._output
+                ):
+                    found = found_output_tokens(tpot[len(tpot) // 2] if tpot else None, self.scenario.watch.interval_s, room)
+                    self._output[planned.cell] = found
+        return booted.check()
+
+    def _cell(self, leg: LegPlan, folder: Path, bench: Bench, cell: CellPlan, booted: Running) -> str | None:
+        """Measure a cell and store it. Returns why the engine is gone, if it is."""
+        self._say(leg, "cell", cell=cell.cell, done=0, total=cell.requests)
+        output = cell.output_tokens if cell.output_tokens is not None else self._output.get(cell.cell, 64)
+        limit = booted.engine.facts.max_prompt_tokens(booted.settings)
+        if limit is not None and cell.prompt_tokens + output > limit:
+            reason = f"{cell.prompt_tokens} + {output} tokens are more than this engine can take ({limit}); sending them would end it"
+            self.writer.cell(self._empty(leg, cell, "not_run", reason))
+            self._say(leg, "cell_end", cell=cell.cell, outcome="not_run", ok=0, failed=0, text=reason)
+            return None
+        row, rows = bench.cell(cell, output)
+        if row.outcome == "ok" and (gone := booted.check()) is not None:
+            row = msgspec.structs.replace(row, outcome="died", reason=gone)
+        self._store(leg, folder, row, rows)
+        return row.reason or "died" if row.outcome == "died" else None
+
+    def _store(self, leg: LegPlan, folder: Path, row: CellRow, rows: list[RequestRow]) -> None:
+        """Requests first, then the cell: a cell's row on disk means that its requests are, too. Then the raw reads may go."""
+        self.writer.requests(folder, rows)
+        self.writer.cell(row)
+        for spill in folder.glob("rung-*.spill"):
+            spill.unlink()
+        ok = sum(r.outcome == "ok" for r in rows)
+        failed = sum(r.outcome == "failed" for r in rows)
+        self._say(leg, "cell_end", cell=row.cell, outcome=row.outcome, ok=ok, failed=failed, text=row.reason or "")
+
+    # --- rows without figures, and words ----------------------------------------------------------------------------------
+
+    def _leave_out(self, leg: LegPlan, outcome: Outcome, reason: str) -> None:
+        """Every cell of a leg that did not run gets its row, with the reason."""
+        for cell in leg.cells:
+            if (leg.leg, cell.cell, cell.repeat) not in self.done.cells:
+                self.writer.cell(self._empty(leg, cell, outcome, reason))
+
+    def _empty(self, leg: LegPlan, cell: CellPlan, outcome: Outcome, reason: str) -> CellRow:
+        return CellRow(
+            leg=leg.leg,
+            arm=leg.arm,
+            cell=cell.cell,
+            kind=cell.kind,
+            repeat=cell.repeat,
+            concurrency=cell.concurrency,
+            prompt_tokens=cell.prompt_tokens,
+            output_tokens=cell.output_tokens,
+            outcome=outcome,
+            reason=reason,
+            planned=cell.requests,
+        )
+
+    def _note(self, leg: LegPlan, what: str, detail: str) -> None:
+        self.writer.event(EventRow(t_ns=time.monotonic_ns(), what=what, leg=leg.leg, detail=detail))
+
+    def _say(self, leg: LegPlan, what: str, **more: object) -> None:
+        event = Event(what=what, leg=leg.leg, legs=len(self.plan.legs), arm=leg.arm, **more)  # type: ignore[arg-type]
+        self.tell(event)
+        if what != "requests":
+            self._note(leg, what, event.text or event.outcome or event.cell)
+
+
+def _pool_words(booted: Running) -> str:
+    pool = booted.pool
+    if pool is None:
+        return "pool not reported"
+    parts = [
+        f"{pool.blocks:,} blocks" if pool.blocks is not None else "",
+        f"of {pool.block_tokens} tokens" if pool.blocks is not None and pool.block_tokens else "",
+        f"{pool.tokens:,} tokens" if pool.blocks is None and pool.tokens is not None else "",
+    ]
+    return "pool " + (" ".join(p for p in parts if p) or "not reported")

@@ -1,0 +1,11 @@
+"""Errors whose text is already one sentence for the user; anything else is a bug and may show itself."""
+
+from __future__ import annotations
+
+from evenhand.drive.prompts import PromptError
+from evenhand.engines.base import EngineError
+from evenhand.load import ScenarioError
+from evenhand.resume import ResumeError
+from evenhand.store import StoreError
+
+KNOWN: tuple[type[Exception], ...] = (EngineError, PromptError, ResumeError, ScenarioError, StoreError)

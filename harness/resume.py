@@ -1,0 +1,107 @@
+"""Go on with a run that did not end: keep what is whole, drop what is not, refuse a changed scenario."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from evenhand import scenario as sc
+from evenhand.plan import Plan
+from evenhand.records import HAS_FIGURES, CellRow, LegRow, RequestRow
+from evenhand.store import Run, RunWriter, encode, open_run, write_atomic
+
+FINAL: frozenset[str] = HAS_FIGURES | {"refused", "launch_failed", "died", "void"}
+"""Outcomes that stand: these cells are not run again."""
+
+CellKey = tuple[int, str, int]
+"""(leg, cell, repeat)"""
+
+
+class ResumeError(Exception):
+    """One sentence for the user."""
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """What an earlier start of this run finished."""
+
+    cells: frozenset[CellKey] = frozenset()
+    legs: frozenset[int] = frozenset()
+    output_tokens: dict[str, int] = {}
+    """cell -> output tokens that the warm-up found, so that later legs do the same work"""
+
+
+def difference(before: Any, after: Any, key: str = "") -> str | None:
+    """The first difference between two scenarios, as "key: was X, is Y"."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in sorted(before.keys() | after.keys()):
+            found = difference(before.get(name), after.get(name), f"{key}.{name}" if key else name)
+            if found:
+                return found
+        return None
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, (a, b) in enumerate(zip(before, after, strict=True)):
+            found = difference(a, b, f"{key}[{index}]")
+            if found:
+                return found
+        return None
+    return None if before == after else f"{key}: was {before!r}, is {after!r}"
+
+
+def finished(run: Run, plan: Plan) -> Done:
+    """Pure: which cells and legs need not be run again."""
+    ended = {row.leg: row for row in run.legs}
+    cells = frozenset(
+        (row.leg, row.cell, row.repeat)
+        for row in run.cells
+        if row.outcome in FINAL
+        # what an engine that died left unmeasured stays unmeasured, as in an uninterrupted run
+        or (row.outcome == "not_run" and row.leg in ended and ended[row.leg].outcome in FINAL)
+    )
+    legs = set()
+    for leg in plan.legs:
+        row = ended.get(leg.leg)
+        whole = all((leg.leg, cell.cell, cell.repeat) in cells for cell in leg.cells)
+        if row is not None and whole and row.outcome not in ("interrupted", "not_run"):
+            legs.add(leg.leg)
+    found = {row.cell: row.output_tokens for row in run.cells if row.output_tokens and row.kind == "pressure"}
+    return Done(cells=cells, legs=frozenset(legs), output_tokens={k: v for k, v in found.items() if v is not None})
+
+
+def prepare(path: Path, scenario: sc.Scenario, plan: Plan) -> tuple[RunWriter, Done]:
+    """Open a run for going on. Rows of cells that did not end are dropped; they will be measured again.
+
+    Raises ResumeError when the scenario changed (naming the difference) or the run is finished; StoreError when unreadable.
+    """
+    run = open_run(path)
+    changed = difference(run.manifest.scenario, msgspec.to_builtins(scenario)) or difference(
+        run.manifest.plan, msgspec.to_builtins(plan)
+    )
+    if changed:
+        raise ResumeError(f"{path}: the scenario is not the one this run was started with ({changed}); start a new run instead")
+    if run.manifest.status == "finished":
+        raise ResumeError(f"{path}: this run is finished; there is nothing to resume")
+    done = finished(run, plan)
+    rewrite(path / "cells.jsonl", [row for row in run.cells if (row.leg, row.cell, row.repeat) in done.cells])
+    rewrite(path / "legs.jsonl", [row for row in run.legs if row.leg in done.legs])
+    for number in run.leg_numbers():
+        folder = run.leg_folder(number)
+        if folder is None:
+            continue
+        kept = [row for row in run.requests(number) if (row.leg, row.cell, row.repeat) in done.cells]
+        rewrite(folder / "requests.jsonl", kept)
+        if number not in done.legs:
+            for spill in folder.glob("rung-*.spill"):
+                spill.unlink()
+    before = {key: getattr(run.manifest, key) for key in ("started_utc", "ended_utc", "status")}
+    manifest = msgspec.structs.replace(
+        run.manifest, status="running", ended_utc=None, previous=[*run.manifest.previous, before]
+    )
+    return RunWriter(path, manifest), done
+
+
+def rewrite(file: Path, rows: list[CellRow] | list[LegRow] | list[RequestRow]) -> None:
+    """Replace a row file by rename."""
+    if rows or file.exists():
+        write_atomic(file, b"".join(encode(row) + b"\n" for row in rows))

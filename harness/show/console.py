@@ -1,0 +1,97 @@
+"""What a run says when it ends: tables on the console, the same as Markdown and CSV beside the rows, and the exit code."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from evenhand.judge.columns import Reader
+from evenhand.judge.ladder import LadderRow, ladder_rows
+from evenhand.judge.pressure import PressureRow, pressure_rows
+from evenhand.records import HAS_FIGURES
+from evenhand.show.ladder import ladder_table
+from evenhand.show.pressure import pressure_table
+from evenhand.show.table import Table, as_csv, as_markdown, as_text
+from evenhand.store import TABLES, Run, StoreError, changed_files, open_run, write_atomic
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """All tables of a run and what they add up to."""
+
+    tables: list[Table]
+    lines: list[str]
+    code: int
+
+
+def expectation(row: LadderRow | PressureRow) -> str:
+    """The name that a scenario's `expect` uses for a cell."""
+    return f"{row.arm}@{row.concurrency}" if isinstance(row, LadderRow) and row.kind == "ladder" else f"{row.arm}@{row.cell}"
+
+
+def summary(run: Run) -> Summary:
+    """Judge a stored run into tables. Exit code 0 when every cell is ok or as expected, 2 otherwise."""
+    reader = Reader(run)
+    simulated = run.manifest.simulated
+    ladder = ladder_rows(run, reader)
+    pressure = pressure_rows(run, reader)
+    reuse = pressure_rows(run, reader, kinds=("reuse",))
+    tables = []
+    if ladder:
+        tables.append(ladder_table(ladder, simulated))
+    if pressure:
+        tables.append(pressure_table(pressure, simulated))
+    rows: list[LadderRow | PressureRow] = [*ladder, *pressure, *reuse]
+    lines, code = outcome_lines(rows, run.manifest.scenario.get("expect", {}))
+    if run.partial:
+        done, planned = len(rows), sum(len(leg["cells"]) for leg in run.manifest.plan.get("legs", []))
+        lines.insert(0, f"partial: the run is marked {run.manifest.status}; {done} of {planned} cells have a row")
+        code = code or 2
+    if not rows:
+        lines.append("no cell has a row: no evidence")
+        code = 2
+    return Summary(tables=tables, lines=lines, code=code)
+
+
+def outcome_lines(rows: Sequence[LadderRow | PressureRow], expect: dict[str, str]) -> tuple[list[str], int]:
+    """Sentences about cells that are not ok, unexpected ones last, and the exit code."""
+    expected, missing, surprising = [], [], []
+    for row in rows:
+        name, wanted = expectation(row), expect.get(expectation(row), "ok")
+        text = f"{name}: {row.outcome}" + (f" ({row.reason})" if row.reason and row.outcome != "ok" else "")
+        if row.outcome == wanted:
+            if wanted != "ok":
+                expected.append(f"as expected, {text}")
+        elif wanted != "ok":
+            surprising.append(f"{text}; the scenario expects {wanted}")
+        elif row.outcome not in HAS_FIGURES:
+            missing.append(text)
+    if missing:
+        missing.insert(0, f"{len(missing)} cell{'s have' if len(missing) > 1 else ' has'} no figures:")
+    return [*expected, *surprising, *missing], 2 if missing or surprising else 0
+
+
+def summarise(path: Path) -> tuple[str, int]:
+    """Print-ready text of a run folder and its exit code; writes tables.md and CSV files beside the rows."""
+    run = open_run(path)
+    changed = changed_files(path)
+    found = summary(run)
+    lines, code = list(found.lines), found.code
+    if changed:
+        lines.append(f"evidence changed since it was sealed: {', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}")
+        code = code or 2
+    width = max(100, min(shutil.get_terminal_size((140, 40)).columns, 200))
+    parts = [as_text(table, width) for table in found.tables]
+    try:
+        folder = path / TABLES
+        folder.mkdir(exist_ok=True)
+        write_atomic(folder / "tables.md", "\n\n".join(as_markdown(table) for table in found.tables).encode() + b"\n")
+        for table in found.tables:
+            write_atomic(folder / f"{table.title.split()[0].lower()}.csv", as_csv(table).encode())
+        where = f"rows and logs are in {path}, these tables as Markdown and CSV in {folder}"
+    except (StoreError, OSError) as error:
+        where = f"rows and logs are in {path} (no tables written there: {error})"
+    parts += ["\n".join(lines)] if lines else []
+    return "\n\n".join([*parts, where]), code

@@ -1,0 +1,88 @@
+"""The ladder table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evenhand.judge.ladder import LadderRow
+from evenhand.show.table import Column, Table, milli, number, percent, whole
+
+COLUMNS = (
+    Column("arm", "", "left"),
+    Column("c"),
+    Column("ok/failed"),
+    Column("tokens/s"),
+    Column("TTFT p50", "ms"),
+    Column("p95", "ms"),
+    Column("TPOT p50", "ms"),
+    Column("run"),
+    Column("wait"),
+    Column("preempt"),
+    Column("pool", "%"),
+    Column("blocks"),
+    Column("cached", "%"),
+    Column("accept", "%"),
+    Column("lag p99", "ms"),
+    Column("outcome", "", "left"),
+)
+
+
+def ladder_table(rows: Sequence[LadderRow], simulated: bool, notes: Sequence[str] = ()) -> Table:
+    """One line per arm and rung, in the order of concurrency, then of arms. Cells without figures show none."""
+    order = {arm: n for n, arm in enumerate(dict.fromkeys(row.arm for row in rows))}
+    ordered = sorted(rows, key=lambda row: (row.concurrency, order[row.arm], row.legs, row.repeat))
+    return Table(
+        title="Concurrency ladder",
+        columns=COLUMNS,
+        rows=[_line(row) for row in ordered],
+        notes=[*_row_notes(ordered), *notes],
+        simulated=simulated,
+    )
+
+
+def _line(row: LadderRow) -> list[str]:
+    shown = row.has_figures
+    outcome = row.outcome if row.outcome == "ok" or not row.reason else f"{row.outcome}: {row.reason}"
+    asked = row.ok + row.failed + row.interrupted
+    figures = [
+        number(row.tokens_per_s, 4),
+        milli(row.ttft_p50_s),
+        milli(row.ttft_p95_s),
+        milli(row.tpot_p50_s),
+        whole(row.peak_running),
+        whole(row.peak_waiting),
+        whole(row.preemptions),
+        percent(row.peak_pool_share),
+        whole(row.peak_pool_blocks),
+        percent(row.cached_share),
+        percent(row.acceptance),
+        milli(row.lag_p99_s),
+    ]
+    return [
+        row.arm,
+        str(row.concurrency),
+        f"{row.ok}/{row.failed}" if asked else "-",
+        *(figures if shown else ["-"] * len(figures)),
+        outcome,
+    ]
+
+
+def _row_notes(rows: Sequence[LadderRow]) -> list[str]:
+    """Why figures are missing, once per reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if not row.has_figures:
+            continue
+        for what, value, reason in (
+            ("tokens/s", row.tokens_per_s, row.tokens_per_s_reason),
+            ("TTFT p95", row.ttft_p95_s, row.ttft_p95_reason),
+            ("TPOT", row.tpot_p50_s, row.tpot_reason),
+            ("run", row.peak_running, row.peak_running_reason),
+            ("pool", row.peak_pool_share, row.peak_pool_reason),
+            ("cached", row.cached_share, row.cached_reason),
+        ):
+            if value is None and reason:
+                reasons.setdefault(f"{what}: {reason}", []).append(f"{row.arm}@{row.concurrency}")
+        for note in row.notes:
+            reasons.setdefault(note, []).append(f"{row.arm}@{row.concurrency}")
+    return [f"{reason} ({', '.join(cells) if len(cells) < 5 else f'{len(cells)} cells'})" for reason, cells in reasons.items()]

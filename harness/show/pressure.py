@@ -1,0 +1,85 @@
+"""The pressure table: peak pool usage of long prompts, sampled and exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evenhand.judge.pressure import PressureRow
+from evenhand.show.table import Column, Table, milli, number, percent, whole
+
+COLUMNS = (
+    Column("arm", "", "left"),
+    Column("prompt", "tokens"),
+    Column("output", "tokens"),
+    Column("peak", "%"),
+    Column("sampled", "blocks"),
+    Column("exact", "blocks"),
+    Column("at step"),
+    Column("missed", "blocks"),
+    Column("samples"),
+    Column("gap", "ms"),
+    Column("settle", "%"),
+    Column("TTFT", "ms"),
+    Column("retained states", "", "left"),
+    Column("outcome", "", "left"),
+)
+
+
+def pressure_table(rows: Sequence[PressureRow], simulated: bool, notes: Sequence[str] = ()) -> Table:
+    """One line per prompt length, arm and boot."""
+    order = {arm: n for n, arm in enumerate(dict.fromkeys(row.arm for row in rows))}
+    ordered = sorted(rows, key=lambda row: (row.prompt_tokens, order[row.arm], row.leg, row.repeat))
+    return Table(
+        title="Peak pool pressure of long prompts",
+        columns=COLUMNS,
+        rows=[_line(row) for row in ordered],
+        notes=[*_notes(ordered), *notes],
+        simulated=simulated,
+    )
+
+
+def retained_text(row: PressureRow) -> str:
+    """Retained state blocks of the request that held most: "4, 5, ..., 16"."""
+    most = max(row.retained, key=lambda r: r.most, default=None)
+    return most.text if most else "-"
+
+
+def _line(row: PressureRow) -> list[str]:
+    outcome = row.outcome if row.outcome == "ok" or not row.reason else f"{row.outcome}: {row.reason}"
+    head = [row.arm, whole(row.prompt_tokens), whole(row.output_tokens)]
+    if not row.has_figures:
+        return [*head, *["-"] * (len(COLUMNS) - 4), outcome]
+    return [
+        *head,
+        percent(row.peak_share),
+        whole(row.peak_blocks),
+        whole(row.exact_blocks),
+        whole(row.exact_step),
+        whole(row.missed_blocks),
+        whole(row.samples),
+        milli(row.largest_gap_s),
+        percent(row.settle_share),
+        number(None if row.ttft_s is None else row.ttft_s * 1e3, 4),
+        retained_text(row),
+        outcome,
+    ]
+
+
+def _notes(rows: Sequence[PressureRow]) -> list[str]:
+    notes = []
+    if any(row.peak_blocks is not None and row.exact_blocks is None for row in rows):
+        quanta = sorted({row.quantum_share for row in rows if row.quantum_share})
+        one = f"; one block is {percent(quanta[0], 2)} % of the pool" if len(quanta) == 1 else ""
+        notes.append(
+            f"sampled peaks are lower bounds: the largest of the samples taken, a prefill's own peak can hide between two{one}"
+        )
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        for what, reason in (("peak", row.peak_reason), ("settle", row.settle_reason), ("TTFT", row.ttft_reason)):
+            if reason and row.has_figures:
+                reasons.setdefault(f"{what}: {reason}", []).append(f"{row.arm}@{row.prompt_tokens}")
+        for note in row.notes:
+            reasons.setdefault(note, []).append(f"{row.arm}@{row.prompt_tokens}")
+    for reason, cells in reasons.items():
+        notes.append(f"{reason} ({', '.join(cells) if len(cells) < 5 else f'{len(cells)} cells'})")
+    return notes

@@ -1,0 +1,159 @@
+"""A table, and its three forms: console text, Markdown that pastes into a pull request, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import unicodedata
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+SIMULATED = "reference model, not a measurement"
+
+
+class Column(msgspec.Struct, frozen=True):
+    """Heading, unit (second header line, "" for none) and side."""
+
+    name: str
+    unit: str = ""
+    align: Literal["left", "right"] = "right"
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """Cells are text already; notes stand below, one sentence each."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+    simulated: bool = False
+
+    @property
+    def heading(self) -> str:
+        """The title, and whether what follows is a measurement."""
+        return f"{self.title} - {SIMULATED}" if self.simulated else self.title
+
+
+def clean(text: str) -> str:
+    """One line without control characters: what came from an engine may hold anything."""
+    return "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c for c in text)
+
+
+def _visible(table: Table) -> list[int]:
+    """Columns that hold something in some row."""
+    return [i for i in range(len(table.columns)) if any(row[i] not in ("", "-") for row in table.rows)] or list(
+        range(len(table.columns))
+    )
+
+
+def as_text(table: Table, width: int = 0) -> str:
+    """Aligned columns for a terminal. Columns without any figure are left out; with `width`, the last column is wrapped."""
+    keep = _visible(table)
+    columns = [table.columns[i] for i in keep]
+    rows = [[clean(row[i]) for i in keep] for row in table.rows]
+    units = any(column.unit for column in columns)
+    widths = [max([len(column.name), len(column.unit), *(len(row[n]) for row in rows)]) for n, column in enumerate(columns)]
+    room = width - sum(widths[:-1]) - 2 * (len(widths) - 1) if width else 0
+    if width and columns[-1].align == "left" and widths[-1] > max(room, 24):
+        widths[-1] = max(room, 24)
+
+    def line(cells: Sequence[str]) -> str:
+        parts = [
+            cell.ljust(size) if column.align == "left" else cell.rjust(size)
+            for cell, size, column in zip(cells, widths, columns, strict=True)
+        ]
+        return "  ".join(parts).rstrip()
+
+    out = [table.heading, ""]
+    out.append(line([column.name for column in columns]))
+    if units:
+        out.append(line([column.unit for column in columns]))
+    out.append("  ".join("-" * size for size in widths))
+    for row in rows:
+        pieces = _wrap(row[-1], widths[-1])
+        out.append(line([*row[:-1], pieces[0]]))
+        out += [line([*[""] * (len(row) - 1), piece]) for piece in pieces[1:]]
+    if table.notes:
+        out.append("")
+        for note in table.notes:
+            out += _wrap(clean(note), width or 120, indent="  ")
+    return "\n".join(out)
+
+
+def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+
+
+def _escape(cell: str) -> str:
+    """Nothing from an engine may become markup in a comment."""
+    out = clean(cell)
+    for char in "\\`*_[]<>|":
+        out = out.replace(char, "\\" + char)
+    return out
+
+
+def as_markdown(table: Table) -> str:
+    """A pipe table under a heading, notes as a list."""
+    keep = _visible(table)
+    columns = [table.columns[i] for i in keep]
+    out = [f"### {_escape(table.title)}", ""]
+    if table.simulated:
+        out += [f"*{SIMULATED}*", ""]
+    out.append("| " + " | ".join(f"{c.name} ({c.unit})" if c.unit else c.name for c in columns) + " |")
+    out.append("|" + "|".join("---" if c.align == "left" else "---:" for c in columns) + "|")
+    out += ["| " + " | ".join(_escape(row[i]) for i in keep) + " |" for row in table.rows]
+    if table.notes:
+        out += ["", *(f"- {_escape(note)}" for note in table.notes)]
+    return "\n".join(out)
+
+
+def as_csv(table: Table) -> str:
+    """RFC 4180; the unit in the column's name, an empty cell for null."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(
+        [f"{c.name} ({c.unit})" if c.unit else c.name for c in table.columns] + (["note"] if table.simulated else [])
+    )
+    for row in table.rows:
+        cells = ["" if cell == "-" else clean(cell) for cell in row]
+        # a spreadsheet must not run what an engine wrote
+        cells = ["'" + c if c[:1] in "=+@" or (c[:1] == "-" and not c[1:2].isdigit()) else c for c in cells]
+        writer.writerow(cells + ([SIMULATED] if table.simulated else []))
+    return buffer.getvalue()
+
+
+# --- figures as text ------------------------------------------------------------------------------------------------------
+
+
+def number(value: float | int | None, digits: int = 3) -> str:
+    """A figure with `digits` significant digits and no exponent; "-" for null."""
+    if value is None:
+        return "-"
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    import math
+
+    decimals = max(0, digits - 1 - math.floor(math.log10(size)))
+    return f"{value:.{decimals}f}"
+
+
+def whole(value: float | int | None) -> str:
+    """A count; "-" for null."""
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def milli(seconds: float | None, digits: int = 3) -> str:
+    """Seconds as milliseconds."""
+    return "-" if seconds is None else number(seconds * 1e3, digits)
+
+
+def percent(share: float | None, decimals: int = 1) -> str:
+    """A share 0..1 as %, without the sign of the unit (the column has it)."""
+    return "-" if share is None else f"{share * 100:.{decimals}f}"
