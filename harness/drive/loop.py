@@ -1,0 +1,492 @@
+"""The rung's loop: links on epoll, requests handed to free slots (closed loop) or at their due times (open loop).
+
+While it runs it stores reads and finds message ends. Everything else waits until after a batch of events: finished exchanges
+are spilled, deadlines looked at, the clock pair taken, progress told.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from evenhand.drive.clock import Clock
+from evenhand.drive.ends import END
+from evenhand.drive.spill import Exchange, Spill
+from evenhand.drive.stream import ANCILLARY_BYTES, IN, READ_BYTES, Link, Target, stamp_bytes
+from evenhand.scenario import Deadlines
+
+TICK_NS = 50_000_000
+_BACK_OFF_NS = 100_000_000
+_ALIVE_NS = 500_000_000
+_PROGRESS_NS = 250_000_000
+
+
+class Stop(Protocol):
+    """Set to end a rung early (threading.Event will do)."""
+
+    def is_set(self) -> bool: ...
+
+
+class Request(NamedTuple):
+    """A request before it is sent."""
+
+    index: int
+    key: str
+    prompt_sha256: str
+    prompt_tokens_asked: int
+    data: bytes
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How a rung stands."""
+
+    cell: str
+    planned: int
+    done: int
+    failed: int
+    """Of `done`, as far as the transport knows (errors inside a stream are found when the rung is decoded)."""
+    in_flight: int
+    reads: int
+    elapsed_s: float
+
+
+class Figures(msgspec.Struct, kw_only=True):
+    """What one client process knows of a rung beyond the spill."""
+
+    start_ns: int = 0
+    end_ns: int = 0
+    cpu_ns: int = 0
+    reads: int = 0
+    done: int = 0
+    max_in_flight: int = 0
+    clock_steps: int = 0
+    died: str | None = None
+    limit: str | None = None
+    interrupted: bool = False
+    batches_ns: list[int] = []
+    """How long the loop was away from its sockets, per batch of events."""
+
+
+class Queue(Protocol):
+    """Where indices of requests come from."""
+
+    def take(self) -> int | None:
+        """Next index, None when there is none left."""
+        ...
+
+
+class LocalQueue:
+    """0..count-1, in order."""
+
+    def __init__(self, count: int) -> None:
+        self._next, self._count = 0, count
+
+    def take(self) -> int | None:
+        """Next index."""
+        if self._next >= self._count:
+            return None
+        self._next += 1
+        return self._next - 1
+
+
+class FileQueue:
+    """Indices as 32-bit words in a file whose offset several processes share: the kernel hands each word out once."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def take(self) -> int | None:
+        """Next index."""
+        word = os.read(self._fd, 4)
+        return int.from_bytes(word, "little") if len(word) == 4 else None
+
+
+class Timer:
+    """Wakes epoll at an absolute monotonic time, to microseconds (poll's own timeout counts milliseconds)."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.fd: int = self._libc.timerfd_create(1, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create failed")
+
+    def set(self, at_ns: int) -> None:
+        """Fire at `at_ns` (at once when that is past)."""
+        spec = (ctypes.c_long * 4)(0, 0, *divmod(max(at_ns, 1), 1_000_000_000))
+        self._libc.timerfd_settime(self.fd, 1, ctypes.byref(spec), None)
+
+    def clear(self) -> None:
+        """Take note that it fired."""
+        try:
+            os.read(self.fd, 8)
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        """Give it back."""
+        os.close(self.fd)
+
+
+class Rung:
+    """One client process's part of a rung. `connect` first, then `run`."""
+
+    def __init__(
+        self,
+        *,
+        cell: str,
+        target: Target,
+        requests: Sequence[Request],
+        slots: Sequence[int],
+        queue: Queue,
+        due: Sequence[int] | None,
+        deadlines: Deadlines,
+        spill: Spill,
+        stamps: bool,
+        alive: Callable[[], str | None] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        stop: Stop | None = None,
+    ) -> None:
+        """`due`: nanoseconds after the start, per index, for open arrivals; None for the closed loop."""
+        self._cell, self._requests, self._queue, self._due = cell, requests, queue, due
+        self._deadlines, self._spill, self._stamps = deadlines, spill, stamps
+        self._alive, self._on_progress, self._stop = alive, on_progress, stop
+        self._epoll: Any = select.epoll() if hasattr(select, "epoll") else select.poll()
+        self._unit = 1.0 if hasattr(select, "epoll") else 1000.0
+        self._by_fd: dict[int, Link] = {}
+        self._links = [Link(target, slot, self, stamps) for slot in slots]
+        self._idle: deque[Link] = deque()
+        self._failed_links: dict[int, str] = {}
+        """slot -> why it could not connect, before the start"""
+        self._retry: list[tuple[int, Link]] = []
+        self._finished: list[tuple[Exchange, list[tuple[int, Any, bytes]]]] = []
+        self._answered: set[int] = set()
+        self._next: int | None = None
+        self._exhausted = False
+        self._running = False
+        self._in_flight = 0
+        self._failed = 0
+        self._suspect = False
+        self._clock = Clock()
+        self._timer = Timer() if due is not None and hasattr(select, "epoll") else None
+        if self._timer is not None:
+            self._epoll.register(self._timer.fd, IN)
+        self._ending = False
+        self.figures = Figures()
+
+    # --- the owner's side of a link ---
+
+    def watch(self, link: Link, mask: int, *, new: bool) -> None:
+        """Link wants events."""
+        if new:
+            self._by_fd[link.fd] = link
+            self._epoll.register(link.fd, mask)
+        else:
+            self._epoll.modify(link.fd, mask)
+
+    def unwatch(self, link: Link) -> None:
+        """Link closes."""
+        self._by_fd.pop(link.fd, None)
+        self._epoll.unregister(link.fd)
+
+    def ready(self, link: Link) -> None:
+        """A slot is free."""
+        self._failed_links.pop(link.slot, None)
+        if self._ending:
+            link.close()
+        elif self._due is not None or not self._running:
+            if link not in self._idle:
+                self._idle.append(link)
+        else:
+            index = self._take()
+            if index is None:
+                link.close()
+            else:
+                self._fire(link, index)
+
+    def over(self, link: Link, exchange: Exchange) -> None:
+        """An exchange ended."""
+        self._in_flight -= 1
+        self._finished.append((exchange, link.reads))
+        if exchange.complete:
+            self._answered.add(link.slot)
+        else:
+            self._answered.discard(link.slot)
+            self._failed += 1
+            self._suspect = True
+        if link.state == "idle":
+            self.ready(link)
+        elif not self._ending and not self._all_taken():
+            link.connect()
+
+    def no_connection(self, link: Link, reason: str) -> None:
+        """A slot cannot connect: that is the fate of its next request."""
+        if reason.startswith("client limit"):
+            self.figures.limit = reason
+        if self._ending:
+            return
+        if not self._running:
+            self._failed_links[link.slot] = reason
+            return
+        self._suspect = True
+        index = self._take() if self._due is None else self._take_due(time.monotonic_ns())
+        if index is not None:
+            exchange = self._exchange(link, index)
+            exchange.end_ns, exchange.reason = time.monotonic_ns(), reason
+            self._failed += 1
+            self._finished.append((exchange, []))
+        if not self._all_taken():
+            self._retry.append((time.monotonic_ns() + _BACK_OFF_NS, link))
+
+    # --- requests ---
+
+    def _take(self) -> int | None:
+        if self._exhausted:
+            return None
+        index = self._queue.take()
+        self._exhausted = index is None
+        return index
+
+    def _take_due(self, now: int) -> int | None:
+        """Open loop: the next index if its time has come."""
+        assert self._due is not None
+        if self._next is None:
+            self._next = self._take()
+        if self._next is None or self.figures.start_ns + self._due[self._next] > now:
+            return None
+        index, self._next = self._next, None
+        return index
+
+    def _all_taken(self) -> bool:
+        return self._exhausted and self._next is None
+
+    def _exchange(self, link: Link, index: int) -> Exchange:
+        request = self._requests[index]
+        return Exchange(
+            index=request.index,
+            key=request.key,
+            prompt_sha256=request.prompt_sha256,
+            prompt_tokens_asked=request.prompt_tokens_asked,
+            slot=link.slot,
+            scheduled_ns=None if self._due is None else self.figures.start_ns + self._due[index],
+            first_on_slot=self._due is not None or link.slot not in self._answered,
+        )
+
+    def _fire(self, link: Link, index: int) -> None:
+        self._in_flight += 1
+        if self._in_flight > self.figures.max_in_flight:
+            self.figures.max_in_flight = self._in_flight
+        link.fire(self._exchange(link, index), self._requests[index].data)
+
+    def _fire_due(self) -> None:
+        while self._idle:
+            if self._idle[0].state != "idle":  # reconnecting: it will say when it is ready
+                self._idle.popleft()
+                continue
+            index = self._take_due(time.monotonic_ns())
+            if index is None:
+                break
+            self._fire(self._idle.popleft(), index)
+        if self._timer is not None and self._next is not None and self._idle and self._due is not None:
+            self._timer.set(self.figures.start_ns + self._due[self._next])
+
+    # --- running ---
+
+    def connect(self) -> None:
+        """Open every connection (none is left unasked; a slot that fails will say so with its first request)."""
+        for link in self._links:
+            link.connect()
+        last = time.monotonic_ns() + int(self._deadlines.connect_s * 1e9)
+        while len(self._idle) + len(self._failed_links) < len(self._links):
+            if self._stop is not None and self._stop.is_set():
+                return
+            for fd, mask in self._epoll.poll(0.05 * self._unit):
+                if (link := self._by_fd.get(fd)) is not None:
+                    link.on_event(mask)
+            if time.monotonic_ns() > last:
+                for link in self._links:
+                    if link.state in ("connecting", "handshake"):
+                        link.give_up(f"connect timeout: no connection within {self._deadlines.connect_s:g} s")
+
+    def run(self, start_ns: int | None = None) -> Figures:
+        """Run to the end, the stop, or the engine's death."""
+        figures = self.figures
+        if start_ns is not None:
+            time.sleep(max(0.0, (start_ns - time.monotonic_ns()) / 1e9))
+        self._clock.check()
+        cpu = time.thread_time_ns()
+        figures.start_ns = time.monotonic_ns()
+        self._start()
+        self._loop()
+        figures.cpu_ns = time.thread_time_ns() - cpu
+        figures.end_ns = time.monotonic_ns()
+        self._clock.check()
+        figures.clock_steps = len(self._clock.steps)
+        for link in self._links:
+            link.close()
+        if self._timer is not None:
+            self._timer.close()
+        if hasattr(self._epoll, "close"):
+            self._epoll.close()
+        return figures
+
+    def _start(self) -> None:
+        self._running = True
+        if self._due is None:
+            waiting, self._idle = self._idle, deque()
+            for link in waiting:
+                if link.state == "idle":
+                    self.ready(link)
+        else:
+            self._fire_due()
+        failed, self._failed_links = self._failed_links, {}
+        for link in self._links:
+            if link.slot in failed:
+                self.no_connection(link, failed[link.slot])
+
+    def _loop(self) -> None:
+        poll, by_fd, now_ns = self._epoll.poll, self._by_fd, time.monotonic_ns
+        batches = array("q")
+        reads = 0
+        tick = now_ns() + TICK_NS
+        timeout = (0.001 if self._due is not None and self._timer is None else TICK_NS / 1e9) * self._unit
+        while True:
+            events = poll(timeout)
+            woke = now_ns()
+            for fd, mask in events:
+                link = by_fd.get(fd)
+                if link is None:
+                    if self._timer is not None and fd == self._timer.fd:
+                        self._timer.clear()
+                    continue
+                reads += 1
+                if mask == IN and link.lazy:
+                    try:
+                        data, ancillary, _, _ = link.recvmsg(READ_BYTES, ANCILLARY_BYTES)
+                    except OSError as error:
+                        if error.errno != errno.EAGAIN:
+                            link.lost(error)
+                        continue
+                    own = now_ns()
+                    if data[-4:] != END and len(data) >= 4:
+                        link.reads.append((own, ancillary, data))
+                    else:
+                        link.took(own, ancillary, data)
+                else:
+                    link.on_event(mask)
+            if self._due is not None:
+                self._fire_due()
+            now = now_ns()
+            if events:
+                batches.append(now - woke)
+            if self._finished:
+                self._write_finished()
+                now = now_ns()
+            if self._all_done():
+                break
+            if now >= tick or self._suspect:
+                self.figures.reads = reads
+                if not self._tick(now):
+                    break
+                tick = now + TICK_NS
+        self.figures.reads = reads
+        self.figures.batches_ns = batches.tolist()
+
+    def _all_done(self) -> bool:
+        if self._in_flight or self._finished:
+            return False
+        if self._due is not None and self._next is None and not self._exhausted:
+            self._next = self._take()
+        return self._all_taken() or self._ending
+
+    def _write_finished(self) -> None:
+        self._clock.check()
+        steps = [tuple(step) for step in self._clock.steps]
+        for exchange, reads in self._finished:
+            exchange.offset_ns, exchange.steps = self._clock.offset_ns, steps  # type: ignore[assignment]
+            self._spill.append(seal(exchange, reads))
+            self.figures.done += 1
+        self._finished.clear()
+
+    def _tick(self, now: int) -> bool:
+        """Deadlines, clock, death, stop, progress. False ends the rung."""
+        self._clock.check()
+        if self._stop is not None and self._stop.is_set():
+            self.figures.interrupted = True
+            self._end_all("interrupted", interrupted=True)
+            return False
+        if self._alive is not None and (self._suspect or now >= self._next_alive):
+            self._next_alive = now + _ALIVE_NS
+            reason = self._alive()
+            if reason is not None:
+                self.figures.died = reason
+                self._end_all(reason, interrupted=False)
+                return False
+        self._suspect = False
+        for link in self._links:
+            if (reason := overdue(link, now, self._deadlines)) is not None:
+                link.give_up(reason)
+        if self._retry:
+            late = [link for at, link in self._retry if at <= now]
+            self._retry = [(at, link) for at, link in self._retry if at > now]
+            for link in late:
+                link.connect()
+        if self._on_progress is not None and now >= self._next_progress:
+            self._next_progress = now + _PROGRESS_NS
+            self._on_progress(self._progress(now))
+        return True
+
+    _next_alive = 0
+    _next_progress = 0
+
+    def _end_all(self, reason: str, *, interrupted: bool) -> None:
+        self._ending = True
+        for link in self._links:
+            link.give_up(reason, interrupted=interrupted)
+        self._write_finished()
+
+    def _progress(self, now: int) -> Progress:
+        return Progress(
+            cell=self._cell,
+            planned=len(self._requests),
+            done=self.figures.done,
+            failed=self._failed,
+            in_flight=self._in_flight,
+            reads=self.figures.reads,
+            elapsed_s=(now - self.figures.start_ns) / 1e9,
+        )
+
+
+def overdue(link: Link, now_ns: int, deadlines: Deadlines) -> str | None:
+    """Which deadline a link has passed, in words that go into the row."""
+    if link.state in ("connecting", "handshake"):
+        if now_ns - link.since_ns > deadlines.connect_s * 1e9:
+            return f"connect timeout: no connection within {deadlines.connect_s:g} s"
+        return None
+    if link.exchange is None:
+        return None
+    if now_ns - (link.exchange.send_ns or link.since_ns) > deadlines.total_s * 1e9:
+        return f"total timeout: not finished within {deadlines.total_s:g} s"
+    if link.reads:
+        if now_ns - link.reads[-1][0] > deadlines.silence_s * 1e9:
+            return f"read timeout: silent for {deadlines.silence_s:g} s"
+    elif now_ns - link.since_ns > deadlines.first_byte_s * 1e9:
+        return f"first byte timeout: nothing came within {deadlines.first_byte_s:g} s"
+    return None
+
+
+def seal(exchange: Exchange, reads: Sequence[tuple[int, Any, bytes]]) -> Exchange:
+    """Pack the reads into the exchange."""
+    exchange.own = array("q", [read[0] for read in reads]).tobytes()
+    exchange.kernel = b"".join([stamp_bytes(read[1]) for read in reads])
+    exchange.sizes = array("I", [len(read[2]) for read in reads]).tobytes()
+    exchange.data = b"".join([read[2] for read in reads])
+    return exchange
