@@ -257,7 +257,7 @@ class Fetcher:
     def _recv(self) -> bytes:
         assert self._sock is not None
         if _QUICKACK is not None:
-            # a server that writes head and body apart would wait 40 ms for our delayed acknowledgement (set each time: Linux forgets)
+            # else a server that writes head and body apart waits 40 ms for our delayed acknowledgement; Linux forgets it
             self._sock.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
         if self._tls:
             import ssl

@@ -16,6 +16,10 @@ class Clock(Protocol):
     def sleep(self, seconds: float, /) -> None: ...
 
 
+HELD_READINGS = 8
+"""Equal readings of a pool that does not read empty before it is believed (2 s at the default interval)."""
+
+
 class Settle(msgspec.Struct, frozen=True, kw_only=True):
     """How the wait ended."""
 
@@ -31,9 +35,10 @@ class Settle(msgspec.Struct, frozen=True, kw_only=True):
 def wait_idle(
     read: Callable[[], Mapping[str, float | None] | None], limit_s: float, clock: Clock = time, interval_s: float = 0.25
 ) -> Settle:
-    """Poll `read` (neutral gauges; None when a scrape failed) until nothing runs or waits, twice with the same usage.
+    """Poll `read` (neutral gauges; None when a scrape failed) until nothing runs or waits and the pool gauge stands still.
 
-    Twice, because gauges are pushed by engine steps and the pool gauge may lag behind the request gauge. Ends at `limit_s` with
+    Two readings alike when the pool reads empty (one may fall between two requests), HELD_READINGS when it does not: the pool
+    gauge may lag behind the request gauge, and a pool that stays occupied is something to be sure of. Ends at `limit_s` with
     a reason: "stale gauges" when no reading ever changed (engines that push only from steps keep their last values for ever
     after an abort), else what was still busy. Never waits without a limit.
     """
@@ -43,6 +48,7 @@ def wait_idle(
     last: dict[str, float | None] = {}
     idle_ns: int | None = None
     idle_usage: float | None = None
+    alike = 0
     while True:
         now_ns = clock.monotonic_ns()
         reading = read()
@@ -51,11 +57,13 @@ def wait_idle(
             running, waiting, usage = (last.get(name) for name in ("running", "waiting", "usage"))
             seen.add((running, waiting, usage))
             if running == 0 and not waiting:
-                if idle_ns is not None and usage == idle_usage:
+                alike = alike + 1 if alike and usage == idle_usage else 1
+                if alike == 1:
+                    idle_ns, idle_usage = now_ns, usage
+                if alike >= (HELD_READINGS if usage else 2):
                     return Settle(settle_ns=idle_ns, waited_s=(clock.monotonic_ns() - start_ns) / 1e9, reason=None, values=last)
-                idle_ns, idle_usage = now_ns, usage
             else:
-                idle_ns = None
+                alike, idle_usage = 0, None
         left_s = (limit_ns - clock.monotonic_ns()) / 1e9
         if left_s <= 0:
             break
