@@ -46,8 +46,8 @@ class PromptForecast(msgspec.Struct, frozen=True, kw_only=True):
     retained_unpatched: tuple[tuple[int, int], ...]
     """(computed tokens, retained states per group), before a step allocates."""
     retained_patched: tuple[tuple[int, int], ...]
-    follow_up_cached_tokens: int
-    """Prompt tokens that a follow-up with this prompt as its prefix finds cached."""
+    follow_up_cached_tokens: int | None = None
+    """Prompt tokens that a follow-up with this prompt as its prefix finds cached in align mode; None outside it."""
     fits: bool | None = None
     """Whether the peak (as the budget's null_gap_fix has it) stays inside the pool; None without a pool."""
 
@@ -152,8 +152,9 @@ def forecast_prompt(
         patched=patched,
         retained_unpatched=tuple(retained_series(prompt, output, plain)) if plain.state_groups else (),
         retained_patched=tuple(retained_series(prompt, output, fixed)) if fixed.state_groups else (),
-        follow_up_cached_tokens=cached_follow_up_tokens(prompt, block) if budget.prefix_caching else 0,
-        fits=None if pool_blocks is None else ours.blocks <= pool_blocks - 1,
+        follow_up_cached_tokens=cached_follow_up_tokens(prompt, block) if plain.state_groups and plain.align else None,
+        # a unified pool keeps one block as the null block
+        fits=None if pool_blocks is None else ours.blocks <= pool_blocks - unified,
     )
 
 
@@ -177,7 +178,7 @@ def _findings(model: Model, budget: Budget, forecasts: Sequence[EngineForecast])
     found: list[Finding | None] = [state_dtype_doubles(model.shape, budget.depth, budget.seats, model.state_dtype)]
     for row in forecasts:
         got = row.allocation
-        if got is None or got.outcome == "refused":
+        if got is None:
             continue
         if got.outcome == "clamped" and got.seat_ceiling is not None:
             found.append(seats_below_asked(row.engine, budget.seats, got.seat_ceiling, got.reason))

@@ -117,7 +117,7 @@ def _reason(row: EngineForecast) -> str:
 def _prompts(row: EngineForecast, groups: int) -> list[str]:
     title = f"## Blocks of one prompt alone, {row.engine}"
     if not row.unified or not groups:
-        head: tuple[str, ...] = ("prompt", "output", "steps", "peak, blocks", "follow-up cached", "fits")
+        head: tuple[str, ...] = ("prompt", "output", "steps", "peak, blocks", "fits")
         return [title, "", markdown(head, [_plain_row(prompt) for prompt in row.prompts], left=0)]
     head = (
         "prompt",
@@ -148,7 +148,6 @@ def _plain_row(prompt: PromptForecast) -> list[str]:
         str(prompt.output_tokens),
         str(prompt.steps),
         f"{prompt.unpatched.blocks:,}",
-        f"{prompt.follow_up_cached_tokens:,}",
         _yes(prompt.fits),
     ]
 
@@ -166,7 +165,7 @@ def _prompt_row(prompt: PromptForecast, groups: int) -> list[str]:
         f"{fixed.blocks:,}",
         f"{fixed.blocks / without.blocks - 1:+.1%}",
         f"{without.plateau_blocks} / {fixed.plateau_blocks}",
-        f"{prompt.follow_up_cached_tokens:,}",
+        _count(prompt.follow_up_cached_tokens),
         _yes(prompt.fits),
     ]
 
