@@ -1,7 +1,7 @@
-"""One look for every picture: told apart by line style, marker and colour, so that grey print and colour-blind eyes lose nothing.
+"""One look for every picture: line style, marker and colour tell arms apart, so grey print and colour-blind eyes lose nothing.
 
-matplotlib is imported inside the functions, with the Agg canvas and no pyplot: no display, no global state. Files are deterministic:
-a fixed salt for SVG ids, no date, no version.
+matplotlib is imported inside the functions, with the Agg canvas and no pyplot: no display, no global state. Files are
+deterministic: a fixed salt for SVG ids, no date, no version.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOOKS: tuple[dict[str, Any], ...] = (
 )
 """One entry per arm, in the order in which arms first appear; colours keep apart in lightness too."""
 
-_RC: dict[str, Any] = {
+_RC: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 9.5,
