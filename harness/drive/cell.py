@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import gc
+import itertools
 import os
+import pickle
 import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,16 +13,20 @@ from typing import Any, Literal
 import msgspec
 
 from evenhand.drive.arrivals import Arrivals, schedule
-from evenhand.drive.decode import Decoded, decode, sampling_dict
-from evenhand.drive.loop import Figures, LocalQueue, Progress, Request, Rung, Stop
+from evenhand.drive.decode import Decoded, decode_all, sampling_dict
+from evenhand.drive.loop import Figures, LocalQueue, Progress, Request, Rung, Stop, quietly
 from evenhand.drive.prompts import prompt_sha256
 from evenhand.drive.spill import Head, Spill, exchanges, offsets, read_head
+from evenhand.drive.spread import decode_parts, process_count, run_spread
 from evenhand.drive.stream import encode_request, kernel_stamps, resolve
+from evenhand.drive.worker import DecodeJob
 from evenhand.engines.base import Dialect, Sampling
 from evenhand.records import Lag, RequestRow
 from evenhand.scenario import Deadlines
 
 _SPARE_FILES = 64
+DECODE_APART_BYTES = 20_000_000
+"""Spills larger than this are decoded in worker processes."""
 
 
 class CellSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +54,7 @@ class CellSpec(msgspec.Struct, frozen=True, kw_only=True):
     burst: int = 1
     seed: int = 0
     deadlines: Deadlines = Deadlines()
-    spill_path: str
+    spill_path: str | Path
     keep_spill: bool = False
     processes: int | Literal["auto"] = "auto"
     headers: dict[str, str] = {}
@@ -92,7 +97,26 @@ def run_cell(spec: CellSpec) -> CellResult:
     due = None
     if spec.arrivals != "closed":
         due = schedule(spec.arrivals, len(requests), spec.rate or 0.0, burst=spec.burst, seed=spec.seed)
+    processes = process_count(spec.processes, spec.concurrency, _cores())
     spill = Spill(spec.spill_path, head)
+    if processes > 1:
+        spill.close()
+        figures = run_spread(
+            processes=processes,
+            cell=spec.cell,
+            base_url=spec.base_url,
+            verify_tls=spec.verify_tls,
+            stamps=stamps,
+            requests=requests,
+            concurrency=spec.concurrency,
+            due=due,
+            deadlines=spec.deadlines,
+            spill_path=str(spec.spill_path),
+            alive=spec.alive,
+            on_progress=spec.on_progress,
+            stop=spec.stop,
+        )
+        return finish(spec, figures)
     rung = Rung(
         cell=spec.cell,
         target=target,
@@ -108,23 +132,13 @@ def run_cell(spec: CellSpec) -> CellResult:
         stop=spec.stop,
     )
     rung.connect()
-    figures = quietly(rung.run)
+    figures = [quietly(rung.run)]
     spill.close()
-    return finish(spec, [figures])
+    return finish(spec, figures)
 
 
-def quietly(run: Callable[[], Figures]) -> Figures:
-    """Call it with garbage collection frozen and off."""
-    was = gc.isenabled()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        return run()
-    finally:
-        gc.unfreeze()
-        if was:
-            gc.enable()
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def prepare(spec: CellSpec) -> tuple[list[Request], dict[str, Any]]:
@@ -170,7 +184,17 @@ def decode_spill(path: str | Path, dialect: Dialect) -> list[Decoded]:
     if head is None:
         return []
     marks = offsets(path)
-    return [decode(head, exchange, dialect) for exchange in exchanges(path, marks[1], marks[-1])]
+    size = marks[-1] - marks[1]
+    if size > DECODE_APART_BYTES and _cores() > 1:
+        try:
+            parts = max(2, min(_cores(), size // DECODE_APART_BYTES))
+            cuts = [marks[1 + part * (len(marks) - 2) // parts] for part in range(parts)] + [marks[-1]]
+            return decode_parts(
+                [DecodeJob(path=str(path), start=a, stop=b, dialect=dialect) for a, b in itertools.pairwise(cuts)]
+            )
+        except (RuntimeError, pickle.PicklingError, AttributeError, TypeError):
+            pass  # a dialect that cannot travel to another process is decoded here
+    return decode_all(head, exchanges(path, marks[1], marks[-1]), dialect)
 
 
 def recover(spill_path: str | Path, dialect: Dialect) -> list[RequestRow]:

@@ -1,4 +1,4 @@
-"""Pure: a finished exchange (raw reads with their stamps) and a dialect -> one RequestRow. The definitions of time live here."""
+"""Pure: a finished exchange (raw reads and stamps) and a dialect -> one RequestRow. The definitions of time live here."""
 
 from __future__ import annotations
 

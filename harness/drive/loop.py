@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import os
 import select
 import time
@@ -39,11 +40,12 @@ class Stop(Protocol):
 class Request(NamedTuple):
     """A request before it is sent."""
 
-    index: int
+    number: int
+    """Its index in the cell."""
     key: str
     prompt_sha256: str
     prompt_tokens_asked: int
-    data: bytes
+    data: bytes | memoryview
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,7 +273,7 @@ class Rung:
     def _exchange(self, link: Link, index: int) -> Exchange:
         request = self._requests[index]
         return Exchange(
-            index=request.index,
+            index=request.number,
             key=request.key,
             prompt_sha256=request.prompt_sha256,
             prompt_tokens_asked=request.prompt_tokens_asked,
@@ -309,8 +311,8 @@ class Rung:
             if self._stop is not None and self._stop.is_set():
                 return
             for fd, mask in self._epoll.poll(0.05 * self._unit):
-                if (link := self._by_fd.get(fd)) is not None:
-                    link.on_event(mask)
+                if fd in self._by_fd:
+                    self._by_fd[fd].on_event(mask)
             if time.monotonic_ns() > last:
                 for link in self._links:
                     if link.state in ("connecting", "handshake"):
@@ -362,8 +364,9 @@ class Rung:
             events = poll(timeout)
             woke = now_ns()
             for fd, mask in events:
-                link = by_fd.get(fd)
-                if link is None:
+                try:
+                    link = by_fd[fd]
+                except KeyError:
                     if self._timer is not None and fd == self._timer.fd:
                         self._timer.clear()
                     continue
@@ -463,6 +466,20 @@ class Rung:
             reads=self.figures.reads,
             elapsed_s=(now - self.figures.start_ns) / 1e9,
         )
+
+
+def quietly(run: Callable[[], Figures]) -> Figures:
+    """Call it with garbage collection frozen and off."""
+    was = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        return run()
+    finally:
+        gc.unfreeze()
+        if was:
+            gc.enable()
 
 
 def overdue(link: Link, now_ns: int, deadlines: Deadlines) -> str | None:

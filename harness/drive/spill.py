@@ -61,7 +61,7 @@ class Exchange(msgspec.Struct, array_like=True):
 class Spill:
     """The writing side. A frame is one write: a kill leaves every finished request on disk."""
 
-    def __init__(self, path: str, head: Head | None) -> None:
+    def __init__(self, path: str | Path, head: Head | None) -> None:
         """`head` None: another process wrote it."""
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._encode = msgspec.msgpack.Encoder().encode

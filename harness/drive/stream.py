@@ -177,7 +177,7 @@ class Link:
         self._end = MessageEnd()
         self._fed = 0
         """How many of `reads` the message end has seen."""
-        self._parked: tuple[Exchange, bytes] | None = None
+        self._parked: tuple[Exchange, bytes | memoryview] | None = None
         """A request of which the old connection took nothing: it goes out on the next one."""
         self._pending: memoryview | None = None
         self._tls: ssl.SSLObject | None = None
@@ -240,16 +240,19 @@ class Link:
         self.state = "handshake"
         self._handshake()
 
-    def _handshake(self) -> None:
+    def _handshake(self) -> bool:
+        """One round of it. True when it is done."""
         assert self._tls is not None
         try:
             self._tls.do_handshake()
             if self._flush(self._ciphertext()):
                 self._idle()
+            return True
         except ssl.SSLWantReadError:
             self._flush(self._ciphertext())
         except OSError as error:  # ssl.SSLError is one
             self._unreachable(f"TLS: {error}")
+        return False
 
     def _idle(self) -> None:
         self.state, self.lazy, self.exchange = "idle", False, None
@@ -261,11 +264,11 @@ class Link:
 
     # --- sending ---
 
-    def fire(self, exchange: Exchange, request: bytes) -> None:
+    def fire(self, exchange: Exchange, request: bytes | memoryview) -> None:
         """Send a request on an idle link."""
         self.exchange, self.reads, self._fed = exchange, [], 0
         self._end = MessageEnd()
-        data = request
+        data: bytes | memoryview = request
         if self._tls is not None:
             self._tls.write(request)
             data = self._ciphertext()
@@ -371,8 +374,7 @@ class Link:
         assert self._in is not None
         self._in.write(data)
         if self.state == "handshake":
-            self._handshake()
-            if self.state == "handshake" or self._tls is not tls:
+            if not self._handshake() or self._tls is not tls:
                 return b"", False
         pieces: list[bytes] = []
         try:
