@@ -1,6 +1,6 @@
 """The OpenAI completions dialect that every engine speaks: requests with everything literal, events decoded without raising.
 
-Sampling parameters are all sent, zeros included: an engine fills what a request leaves out from the checkpoint's generation config.
+Sampling parameters are all sent, zeros included: an engine fills what is left out from the checkpoint's generation config.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ _ANY = msgspec.json.Decoder()
 class OpenAIDialect:
     """`/v1/completions` with ids or text.
 
-    `returns_ids`: whether the build returns token ids (then they are asked for). `extras` are constant members of the body that an
-    engine needs, after the neutral ones. Ids are always asked for where they exist; `extra_headers` carry a key for attached servers.
+    `returns_ids`: whether the build returns token ids; then they are asked for. `extras` are constant members of the body
+    (None: NEUTRAL_EXTRAS), `logprob_extras` join them in replays, `headers` carry a key for attached servers.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Write a tiny random-weight checkpoint with its tokenizer: offline, without torch, the same bytes for the same seed.
 
-`dense` is a Qwen3 (served by vLLM, SGLang, vllm.cpp and, as GGUF, llama.cpp); `hybrid` is a Qwen3-Next: three gated-delta-net layers to
-one of attention, with a small mixture of experts.
+`dense` is a Qwen3 (served by vLLM, SGLang, vllm.cpp and, as GGUF, llama.cpp); `hybrid` is a Qwen3-Next: three gated-delta-net
+layers to one of attention, with a small mixture of experts.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ CONFIGS: dict[Kind, dict[str, Any]] = {"dense": _DENSE, "hybrid": _HYBRID}
 
 
 def write_tiny_model(out: Path, kind: Kind, gguf: bool = False, seed: int = 0) -> list[Path]:
-    """Write the checkpoint into folder `out` and return its files; with `gguf` also `model.gguf` with the same weights (dense only).
+    """Write the checkpoint into folder `out` and return its files; with `gguf` also `model.gguf`, the same weights.
 
-    Raises ValueError for a GGUF of the hybrid kind and ModuleNotFoundError when the PyPI package `gguf` is absent, in one sentence each.
+    Raises ValueError for a GGUF of the hybrid kind, ModuleNotFoundError without the PyPI package `gguf`: a sentence each.
     """
     if kind not in CONFIGS:
         raise ValueError(f"kind is {kind!r}: it must be one of {', '.join(CONFIGS)}.")
@@ -211,8 +211,7 @@ def _weights(config: dict[str, Any], seed: int) -> Iterator[tuple[str, Floats]]:
             yield f"{at}.linear_attn.A_log", np.log(draw.uniform(1, 16, heads)).astype(np.float32)
             yield f"{at}.linear_attn.dt_bias", flat(heads, 1.0)
         if not hybrid:
-            for name, values_ in _mlp(f"{at}.mlp", hidden, config["intermediate_size"], matrix):
-                yield name, values_
+            yield from _mlp(f"{at}.mlp", hidden, config["intermediate_size"], matrix)
             continue
         yield f"{at}.mlp.gate.weight", matrix(config["num_experts"], hidden)
         yield f"{at}.mlp.shared_expert_gate.weight", matrix(1, hidden)

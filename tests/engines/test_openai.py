@@ -126,7 +126,10 @@ def test_decode_never_raises_on_bytes(payload: bytes) -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["content", "top_logprobs", "logprob"]), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["content", "top_logprobs", "logprob"]), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -166,13 +169,22 @@ def test_recorded_logprobs() -> None:
     best = [row[0] for chunk in chunks for row in chunk.top_logprobs]
     assert len(best) == 12
     assert best[0] == pytest.approx(-4.9967017)
-    chat = decode(encoded(choices=[{"delta": {"content": "a"}, "logprobs": {"content": [{"top_logprobs": [{"logprob": -2}, {"logprob": -1}]}]}}]))
+    chat = decode(
+        encoded(
+            choices=[
+                {"delta": {"content": "a"}, "logprobs": {"content": [{"top_logprobs": [{"logprob": -2}, {"logprob": -1}]}]}}
+            ]
+        )
+    )
     assert chat.top_logprobs == ((-1.0, -2.0),)
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("vllm_err_too_long.json", "maximum context length is 8192"), ("sglang_err_too_long.json", "longer than the model's context")],
+    [
+        ("vllm_err_too_long.json", "maximum context length is 8192"),
+        ("sglang_err_too_long.json", "longer than the model's context"),
+    ],
 )
 def test_recorded_error_bodies(name: str, words: str) -> None:
     text, code = error_of((DATA / name).read_bytes().split(b"\n", 1)[1])
