@@ -373,9 +373,8 @@ class Link:
         assert tls is not None
         assert self._in is not None
         self._in.write(data)
-        if self.state == "handshake":
-            if not self._handshake() or self._tls is not tls:
-                return b"", False
+        if self.state == "handshake" and (not self._handshake() or self._tls is not tls):
+            return b"", False
         pieces: list[bytes] = []
         try:
             while piece := tls.read(65536):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import select
 import signal
 import struct
 import sys
@@ -75,33 +76,32 @@ class _Orders:
 
     def __init__(self) -> None:
         self._fd = sys.stdin.fileno()
+        os.set_blocking(self._fd, False)
         self._buffer = b""
+        self._start_ns: int | None = None
         self._stopped = False
         self._died: str | None = None
 
     def wait_go(self) -> int | None:
-        """Block until "go"; the start time, or None when told to stop first."""
-        while b"\n" not in self._buffer:
-            piece = os.read(self._fd, 4096)
-            if not piece:
-                return None
-            self._buffer += piece
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        os.set_blocking(self._fd, False)
-        return int(line[3:]) if line.startswith(b"go ") else None
+        """Wait for "go": the start time, or None when told to stop first."""
+        while self._start_ns is None and not self.is_set():
+            select.select([self._fd], [], [])
+        return self._start_ns
 
     def _poll(self) -> None:
         try:
             piece = os.read(self._fd, 4096)
         except BlockingIOError:
             return
-        self._buffer += piece
-        for line in self._buffer.split(b"\n")[:-1]:
-            if line.startswith(b"died "):
+        *lines, self._buffer = (self._buffer + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"go "):
+                self._start_ns = int(line[3:])
+            elif line.startswith(b"died "):
                 self._died = line[5:].decode()
             elif line == b"stop":
                 self._stopped = True
-        if not piece and self._died is None:
+        if not piece:
             self._stopped = True
 
     def is_set(self) -> bool:
