@@ -6,7 +6,7 @@ import importlib
 from functools import cache
 from importlib.metadata import entry_points
 
-from evenhand.engines.base import Engine
+from evenhand.engines.base import Engine, Settings
 
 BUILT_IN: dict[str, str] = {
     "vllm": "evenhand.engines.vllm",
@@ -34,3 +34,13 @@ def engine(name: str) -> Engine:
         if entry.name == name:
             return entry.load()  # type: ignore[no-any-return]
     raise KeyError(f"no engine is called {name!r}; known are {', '.join(engine_names())}")
+
+
+def engine_for(name: str, settings: Settings) -> Engine:
+    """The adapter called `name` for one arm's settings. Raises KeyError, and EngineError for options that cannot be used.
+
+    An adapter with a `bind` (the embedded engine speaks several dialects) is asked for the one that these settings mean.
+    """
+    adapter = engine(name)
+    bind = getattr(adapter, "bind", None)
+    return bind(settings) if bind is not None else adapter
