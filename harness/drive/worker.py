@@ -84,7 +84,7 @@ class _Orders:
 
     def wait_go(self) -> int | None:
         """Wait for "go": the start time, or None when told to stop first."""
-        while self._start_ns is None and not self.is_set():
+        while not self.is_set() and self._start_ns is None:
             select.select([self._fd], [], [])
         return self._start_ns
 
