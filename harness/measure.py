@@ -14,7 +14,7 @@ from evenhand.boot.leg import Running
 from evenhand.drive.cell import CellResult, CellSpec, Progress, run_cell
 from evenhand.engines.base import Sampling
 from evenhand.plan import CellPlan, LegPlan
-from evenhand.records import CellRow, RequestRow
+from evenhand.records import CellRow, Outcome, RequestRow
 from evenhand.stop import Stop
 from evenhand.watch.idle import wait_idle
 from evenhand.watch.scrape import Scrape, delta, scrape
@@ -99,7 +99,7 @@ class Bench:
             prompt_tokens=plan.prompt_tokens,
             output_tokens=output_tokens,
             outcome=self._outcome(result, change.restarted),
-            reason=result.died or (change.reason if change.restarted else None),
+            reason=result.died or result.limit or (change.reason if change.restarted else None),
             planned=plan.requests,
             start_ns=result.start_ns,
             end_ns=result.end_ns,
@@ -116,16 +116,18 @@ class Bench:
         )
         return row, result.rows
 
-    def _outcome(self, result: CellResult, restarted: bool) -> str:
+    def _outcome(self, result: CellResult, restarted: bool) -> Outcome:
         if result.interrupted:
             return "interrupted"
         if result.died:
             return "died"
-        return "void" if restarted else "ok"
+        return "void" if restarted or result.limit else "ok"
 
     def _spec(self, plan: CellPlan, output_tokens: int) -> CellSpec:
         scenario, running = self.scenario, self.running
         ladder = scenario.ladder if plan.kind == "ladder" else None
+        prompts = self.workload.prompts(plan)
+        text = bool(prompts) and isinstance(prompts[0], str)
         return CellSpec(
             leg=self.leg.leg,
             arm=self.leg.arm,
@@ -135,7 +137,8 @@ class Bench:
             base_url=running.base_url,
             dialect=running.dialect,
             model=scenario.served_name,
-            prompts=self.workload.prompts(plan),
+            prompts=prompts,
+            prompt_tokens=[plan.prompt_tokens] * len(prompts) if text else None,
             sampling=Sampling(
                 seed=scenario.seed,
                 ignore_eos=scenario.ignore_eos,
@@ -145,8 +148,10 @@ class Bench:
             arrivals=ladder.arrivals if ladder else "closed",
             rate=ladder.rate if ladder else None,
             burst=ladder.burst if ladder else 1,
+            seed=scenario.seed,
             deadlines=scenario.deadlines,
             spill_path=self.folder / f"rung-{len(list(self.folder.glob('rung-*.spill')))}.spill",
+            keep_spill=True,  # until the rows are on disk
             alive=running.check,
             on_progress=lambda progress: self.on_progress(plan, progress),
             stop=self.stop,

@@ -10,11 +10,13 @@ import msgspec
 
 from evenhand.judge.columns import Reader
 from evenhand.judge.ladder import LadderRow, ladder_rows
+from evenhand.judge.ledger import ledger
 from evenhand.judge.pressure import PressureRow, pressure_rows
 from evenhand.records import HAS_FIGURES
 from evenhand.show.ladder import ladder_table
 from evenhand.show.pressure import pressure_table
 from evenhand.show.table import Table, as_csv, as_markdown, as_text
+from evenhand.show.tables import client_table, ledger_table, refusal_table
 from evenhand.store import TABLES, Run, StoreError, changed_files, open_run, write_atomic
 
 
@@ -43,6 +45,12 @@ def summary(run: Run) -> Summary:
         tables.append(ladder_table(ladder, simulated))
     if pressure:
         tables.append(pressure_table(pressure, simulated))
+    extra = [
+        refusal_table(run.legs, simulated),
+        client_table(run.cells, simulated),
+        ledger_table(ledger(run, ladder), simulated),
+    ]
+    tables += [table for table in extra if table is not None]
     rows: list[LadderRow | PressureRow] = [*ladder, *pressure, *reuse]
     lines, code = outcome_lines(rows, run.manifest.scenario.get("expect", {}))
     if run.partial:

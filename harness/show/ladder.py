@@ -42,7 +42,6 @@ def ladder_table(rows: Sequence[LadderRow], simulated: bool, notes: Sequence[str
 
 def _line(row: LadderRow) -> list[str]:
     shown = row.has_figures
-    outcome = row.outcome if row.outcome == "ok" or not row.reason else f"{row.outcome}: {row.reason}"
     asked = row.ok + row.failed + row.interrupted
     figures = [
         number(row.tokens_per_s, 4),
@@ -63,7 +62,7 @@ def _line(row: LadderRow) -> list[str]:
         str(row.concurrency),
         f"{row.ok}/{row.failed}" if asked else "-",
         *(figures if shown else ["-"] * len(figures)),
-        outcome,
+        row.outcome,
     ]
 
 

@@ -33,71 +33,77 @@ def pool_over_time(panels: Sequence[PoolPanel], *, unit: str = "blocks", notes: 
     """Pool use over time, one panel per prompt length; each arm's peak is marked, with what sampling left open."""
     names = [line.name for panel in panels for line in panel.lines]
     columns = 2 if len(panels) > 1 else 1
-    figure, axes = grid(math.ceil(len(panels) / columns), columns, row_in=2.5 if columns == 2 else 3.2)
-    handles: dict[str, Any] = {}
-    for axis, panel in zip(axes, panels, strict=False):
+    figure, axes = grid(max(1, math.ceil(len(panels) / columns)), columns, row_in=2.6 if columns == 2 else 3.2)
+    cuts = [[broken(line) for line in panel.lines] for panel in panels]
+    words = [
+        [
+            (text, look(names, line.name)["color"])
+            for line, cut in zip(panel.lines, row, strict=True)
+            for text in _words(line, cut)
+        ]
+        for panel, row in zip(panels, cuts, strict=True)
+    ]
+    room = max(map(len, words), default=0)
+    for axis, panel, row, text in zip(axes, panels, cuts, words, strict=False):
         top = 0.0
-        for line in panel.lines:
+        for line, cut in zip(panel.lines, row, strict=True):
             style = look(names, line.name)
-            cut = broken(line)
             axis.plot(cut.x, cut.y, **{**style, "marker": ""})
             axis.plot([x for x, _ in cut.lone], [y for _, y in cut.lone], **{**style, "linestyle": ""})
-            handles.setdefault(line.name, _handle(style))
-            top = max(top, _peak(axis, line, cut, style, panel.quantum, unit), *(y for y in cut.y if y == y))
-        plain(
-            axis,
-            x="time since the request was sent, s",
-            y=f"pool in use, {unit}",
-            title=f"{panel.prompt_tokens:,}-token prompt",
-        )
-        axis.set_ylim(0, top * 1.22 or 1)
+            top = max(top, _peak(axis, line, cut, style))
+        title = f"{panel.prompt_tokens:,}-token prompt, peaks:"
+        plain(axis, x="time since the request was sent, s", y=f"pool in use, {unit}", title=title)
+        _subtitles(axis, text, room)
+        axis.set_ylim(0, top * 1.08 or 1)
         axis.margins(x=0.02)
     for axis in axes[len(panels) :]:
         axis.remove()
     quanta = sorted({panel.quantum for panel in panels})
-    grain = f"Smallest step of the gauge: {quanta[0]:,.4g} {unit if quanta[0] != 1 else unit.rstrip('s')}." if quanta else ""
-    legend(figure, [(handle, name) for name, handle in handles.items()])
-    footer(figure, [*([grain] if grain else []), *notes])
+    legend(figure, [(_handle(look(names, name)), name) for name in dict.fromkeys(names)])
+    footer(figure, [*(f"Smallest step of the gauge ({unit}): {quantum:,.3g}" for quantum in quanta), *notes])
     return figure
 
 
-def _peak(axis: Axes, line: Series, cut: Broken, style: dict[str, Any], quantum: float, unit: str) -> float:
-    """Mark the peak; returns the highest value drawn."""
+def _subtitles(axis: Axes, lines: Sequence[tuple[str, str]], room: int) -> None:
+    """Up to `room` lines of text between title and axes, each in its arm's colour: nothing is written over a curve."""
+    for at, (text, color) in enumerate(lines):
+        note = axis.annotate(text, (0, 1), xycoords="axes fraction", xytext=(0, 4 + 11 * (room - 1 - at)),
+                             textcoords="offset points", fontsize=7.5, color=color)  # fmt: skip
+        note.set_in_layout(False)
+    axis.set_title(axis.get_title(loc="left"), pad=6 + 11 * room)
+
+
+def _peak(axis: Axes, line: Series, cut: Broken, style: dict[str, Any]) -> float:
+    """Mark the peak where it was seen, exact and predicted ones as levels; returns the highest value drawn."""
     points = [(x, y) for x, y in zip(cut.x, cut.y, strict=True) if y == y]
-    if not points:
-        return 0.0
-    at, sampled = max(points, key=lambda point: point[1])
-    color, marker = style["color"], style["marker"]
-    axis.plot([at], [sampled], color=color, marker=marker, markersize=7, markerfacecolor="white", markeredgewidth=1.6)
-    text = f"{sampled:,.4g}"
-    top = sampled
-    if line.exact_peak is not None:
-        text = f"exact {line.exact_peak:,.4g}" + (
-            f", sampled {sampled:,.4g}" if abs(line.exact_peak - sampled) >= quantum else ""
-        )
-        axis.plot([at], [line.exact_peak], color=color, marker="_", markersize=14, markeredgewidth=2)
-        top = max(top, line.exact_peak)
-    elif cut.gaps:
-        text += f", lower bound: {cut.unsampled_share * 100:.0f} % of the window unsampled"
+    levels = [value for value in (line.exact_peak, line.predicted_peak) if value is not None]
     if line.predicted_peak is not None:
-        text += f", predicted {line.predicted_peak:,.4g}"
-        axis.axhline(line.predicted_peak, color=color, linewidth=0.8, linestyle=(0, (1, 3)))
-        top = max(top, line.predicted_peak)
-    left = at > (points[0][0] + points[-1][0]) / 2
-    note = axis.annotate(
-        text,
-        (at, top),
-        xytext=(-6 if left else 6, 4),
-        textcoords="offset points",
-        ha="right" if left else "left",
-        color=color,
-        fontsize=8,
-        bbox=_HALO,
-    )
-    note.set_in_layout(False)
-    return top
+        axis.axhline(line.predicted_peak, color=style["color"], linewidth=0.8, linestyle=(0, (1, 3)))
+    if not points:
+        return max(levels, default=0.0)
+    at, sampled = max(points, key=lambda point: point[1])
+    if line.exact_peak is not None:
+        axis.plot([at], [line.exact_peak], color=style["color"], marker="_", markersize=16, markeredgewidth=2)
+    axis.plot([at], [sampled], **{**style, "linestyle": ""}, markersize=7, markerfacecolor="white", markeredgewidth=1.6)
+    return max([sampled, *levels])
 
 
+def _words(line: Series, cut: Broken) -> list[str]:
+    """ "base: 175 exact, 174 sampled, 175 predicted", and below it how much of the window was not seen."""
+    seen = [y for y in cut.y if y == y]
+    parts = [f"{line.exact_peak:,.4g} exact"] if line.exact_peak is not None else []
+    if seen:
+        parts.append(f"{max(seen):,.4g} sampled")
+    if line.predicted_peak is not None:
+        parts.append(f"{line.predicted_peak:,.4g} predicted")
+    words = [f"{line.name}: {', '.join(parts) or 'no sample'}"]
+    if cut.gaps and line.exact_peak is None:
+        share = f"{cut.unsampled_share * 100:.0f}" if cut.unsampled_share >= 0.01 else "under 1"
+        words.append(f"  lower bound: {share} % of the window unsampled")
+    return words
+
+
+SAME = "#7fa8cc"
 _HALO = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.75}
 _FILL = {"ok": None, "queued": "white", "clamped": "#bfbfbf"}
 
@@ -107,7 +113,8 @@ def ladder_throughput(curves: Sequence[LadderCurve], *, notes: Sequence[str] = (
     """Total tokens/s against tokens/s per stream, a point a rung; up and right is better. Rungs without figures are listed."""
     figure, (axis,) = grid(1, 1, row_in=4.0)
     names = [curve.name for curve in curves]
-    for place, curve in enumerate(curves):
+    leftmost = min(curves, key=_mean_stream_tps, default=None)
+    for curve in curves:
         style = look(names, curve.name)
         points = [(p, p.stream_tps, p.total_tps) for p in sorted(curve.points, key=lambda p: p.concurrency)]
         axis.plot(
@@ -115,27 +122,34 @@ def ladder_throughput(curves: Sequence[LadderCurve], *, notes: Sequence[str] = (
             [math.nan if x is None or y is None else y for _, x, y in points],
             **{**style, "marker": ""},
         )
+        outside = len(curves) > 1 and curve is leftmost
         for point, x, y in points:
             if x is None or y is None:
                 continue
             _mark(axis, x, y, style, point.outcome)
             axis.annotate(
-                f"c={point.concurrency}",
+                str(point.concurrency),
                 (x, y),
-                xytext=((0, 7), (0, -13), (8, -3))[place % 3],
+                xytext=(-6, -5) if outside else (6, 4),
                 textcoords="offset points",
-                ha=("center", "center", "left")[place % 3],
+                ha="right" if outside else "left",
+                va="top" if outside else "bottom",
                 color=style["color"],
                 fontsize=7.5,
-                bbox=_HALO,
+                zorder=5,
             )
-    plain(axis, x="tokens/s per stream (median)", y="tokens/s in total")
+    axis.margins(0.08)
     axis.set_xlim(left=0)
     axis.set_ylim(bottom=0)
-    axis.margins(0.08)
+    plain(axis, x="tokens/s per stream", y="tokens/s in total")
     legend(figure, [*((_handle(look(names, name)), name) for name in names), *_outcome_entries(curves)])
-    footer(figure, [*_without_figures(curves), *notes])
+    footer(figure, ["Figures at the points: concurrency.", *_without_figures(curves), *notes])
     return figure
+
+
+def _mean_stream_tps(curve: LadderCurve) -> float:
+    known = [point.stream_tps for point in curve.points if point.stream_tps is not None]
+    return sum(known) / len(known) if known else math.inf
 
 
 @styled
@@ -192,12 +206,21 @@ def _lane(axis: Axes, curves: Sequence[LadderCurve], names: Sequence[str], rungs
             point.outcome.replace("_", " "), (x, height), xycoords=axis.get_xaxis_transform(), xytext=(-7, 0),
             textcoords="offset points", ha="right", va="center", fontsize=7.5, color=look(names, name)["color"],
         )  # fmt: skip
-    axis.set_title(axis.get_title(loc="left"), pad=10 + 12 * len(arms))
+    axis.set_title(axis.get_title(loc="left"), pad=8 + 12 * len(arms))
 
 
 def _mark(axis: Axes, x: float, y: float, style: dict[str, Any], outcome: str) -> None:
     fill = _FILL.get(outcome) or style["color"]
-    axis.plot([x], [y], color=style["color"], marker=style["marker"], markerfacecolor=fill, markeredgewidth=1.5, markersize=6)
+    axis.plot(
+        [x],
+        [y],
+        color=style["color"],
+        marker=style["marker"],
+        markerfacecolor=fill,
+        markeredgewidth=1.5,
+        markersize=6,
+        zorder=4,
+    )
 
 
 def _served(point: LadderPoint) -> bool:
@@ -232,7 +255,8 @@ def divergence_map(rows: Sequence[Divergence], *, title: str = "", notes: Sequen
     from matplotlib.lines import Line2D
 
     figure, (axis,) = grid(1, 1, row_in=min(7.0, max(2.4, 0.11 * len(rows) + 1.0)))
-    width = max(1.0, min(4.0, 240 / max(1, len(rows))))
+    pitch = 72 * (figure.get_figheight() - 1.6) / max(1.0, len(rows) + 1.2 * len({row.cell for row in rows}))
+    width = min(5.0, pitch * (0.65 if pitch > 4 else 1.05))  # rows that are thin touch: hairline gaps would shimmer
     cells = list(dict.fromkeys(row.cell for row in rows))
     ordered = sorted(rows, key=lambda row: (cells.index(row.cell), row.index))
     y = 0.0
@@ -242,22 +266,22 @@ def divergence_map(rows: Sequence[Divergence], *, title: str = "", notes: Sequen
         members = [row for row in ordered if row.cell == cell]
         for row in members:
             same = row.tokens if row.first is None else row.first
-            axis.plot([0, same], [y, y], color="#0b4f8a", linewidth=width, solid_capstyle="butt")
+            axis.plot([0, same], [y, y], color=SAME, linewidth=width, solid_capstyle="butt")
             if row.first is not None:
-                axis.plot([same, row.tokens], [y, y], color="#bdbdbd", linewidth=width * 0.5, solid_capstyle="butt")
+                axis.plot([same, row.tokens], [y, y], color="#bdbdbd", linewidth=width * 0.35, solid_capstyle="butt")
                 axis.plot([same], [y], color=WARN, marker="o" if row.near_tie else "X", markersize=5, markeredgewidth=0.6,
-                          markerfacecolor="white" if row.near_tie else WARN)  # fmt: skip
+                          markerfacecolor="white" if row.near_tie else WARN, zorder=4)  # fmt: skip
             y += 1
         same_count = sum(row.first is None for row in members)
-        ticks.append(((start + y - 1) / 2, f"{cell}\n{same_count} of {len(members)} identical"))
+        ticks.append(((start + y - 1) / 2, f"{cell}: {same_count} of {len(members)}"))
         y += 1.2
-    plain(axis, x="output token, index", y="requests by cell", title=title)
+    plain(axis, x="output token, index", y="requests by cell: identical, of all", title=title)
     axis.set_yticks([at for at, _ in ticks], [text for _, text in ticks])
     axis.grid(visible=False, axis="y")
     axis.set_ylim(y - 0.6, -0.8)
     axis.set_xlim(left=0)
     entries: list[tuple[Any, str]] = [
-        (Line2D([], [], color="#0b4f8a", linewidth=4), "identical"),
+        (Line2D([], [], color=SAME, linewidth=4), "identical"),
         (Line2D([], [], color=WARN, marker="X", linestyle=""), "first difference"),
         (Line2D([], [], color="#bdbdbd", linewidth=2), "after it"),
     ]
@@ -281,26 +305,27 @@ def paired_differences(metrics: Sequence[PairedMetric], *, notes: Sequence[str] 
             axis.barh(y, high - low, left=low, height=0.62, color="#e3e3e3", edgecolor="#b0b0b0", linewidth=0.6, zorder=1)
         if metric.interval is not None:
             low, high = (100 * value for value in metric.interval)
-            axis.plot([low, high], [y, y], color="#0b4f8a", linewidth=3, solid_capstyle="butt", zorder=3)
+            axis.plot([low, high], [y, y], color="#0a2f6b", linewidth=3, solid_capstyle="butt", zorder=3)
         count = len(metric.differences)
         spread = [y + (0.16 if at % 2 else -0.16) for at in range(count)]
         axis.plot([100 * d for d in metric.differences], spread, marker="o", linestyle="", color=MUTED, markersize=4,
                   markerfacecolor="white", zorder=4)  # fmt: skip
         if count:
-            axis.plot([100 * sum(metric.differences) / count], [y], marker="D", color="#0b4f8a", markersize=6, zorder=5)
+            axis.plot([100 * sum(metric.differences) / count], [y], marker="D", color="#0a2f6b", markersize=6, zorder=5)
         if metric.margin is not None:
             axis.plot([100 * metric.margin] * 2, [y - 0.38, y + 0.38], color=WARN, linestyle="--", linewidth=1.6, zorder=2)
     axis.axvline(0, color=INK, linewidth=0.9)
-    plain(axis, x="B against A, % (right of zero is worse)", y="")
+    plain(axis, x="difference of B from A, % (right of zero is worse)", y="")
     axis.set_yticks(range(len(metrics)), [f"{m.name}\n{m.verdict}" if m.verdict else m.name for m in metrics])
     axis.grid(visible=False, axis="y")
     axis.set_ylim(len(metrics) - 0.5, -0.5)
-    axis.margins(x=0.08)
+    axis.use_sticky_edges = False
+    axis.margins(x=0.06)
     legend(
         figure,
         [
             (Line2D([], [], marker="o", linestyle="", color=MUTED, markerfacecolor="white"), "one boot pair"),
-            (Line2D([], [], marker="D", color="#0b4f8a", linewidth=3), "mean, 90 % interval"),
+            (Line2D([], [], marker="D", color="#0a2f6b", linewidth=3), "mean, 90 % interval"),
             (Patch(facecolor="#e3e3e3", edgecolor="#b0b0b0"), "A/A noise floor"),
             (Line2D([], [], color=WARN, linestyle="--"), "margin"),
         ],
@@ -322,8 +347,8 @@ def retained_states(lines: Sequence[Series], *, needed: int | None = None, notes
         axis.plot(cut.x, cut.y, **style, drawstyle="steps-post")
         if line.y and any(value == value for value in cut.y):
             top = max(value for value in cut.y if value == value)
-            axis.annotate(f"max {top:,.0f}", (cut.x[-1], cut.y[-1]), xytext=(7, 0), textcoords="offset points", va="center",
-                          color=style["color"], fontsize=8)  # fmt: skip
+            axis.annotate(f"max {top:,.0f}", (cut.x[-1], cut.y[-1]), xytext=(6, 5), textcoords="offset points", va="bottom",
+                          color=style["color"], fontsize=8, bbox=_HALO)  # fmt: skip
     plain(axis, x="computed tokens of the prompt", y="retained states per group, blocks")
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_ylim(bottom=0)
@@ -373,13 +398,13 @@ def history(metric: str, unit: str, points: Sequence[HistoryPoint], *, notes: Se
     from matplotlib.lines import Line2D
 
     figure, (axis,) = grid(1, 1, row_in=3.0)
-    axis.plot(range(len(points)), [math.nan if p.value is None else p.value for p in points], color="#0b4f8a", marker="o")
+    axis.plot(range(len(points)), [math.nan if p.value is None else p.value for p in points], color="#0a2f6b", marker="o")
     for x, point in enumerate(points):
         if point.value is None:
             axis.annotate("no figure", (x, 0.02), xycoords=axis.get_xaxis_transform(), ha="center", fontsize=7.5, color=MUTED)
             continue
         if point.low is not None and point.high is not None:
-            axis.plot([x, x], [point.low, point.high], color="#0b4f8a", linewidth=1)
+            axis.plot([x, x], [point.low, point.high], color="#0a2f6b", linewidth=1)
         if point.changed:
             axis.plot(
                 [x], [point.value], marker="o", markersize=13, markerfacecolor="none", markeredgecolor=WARN, markeredgewidth=1.8
@@ -390,7 +415,7 @@ def history(metric: str, unit: str, points: Sequence[HistoryPoint], *, notes: Se
     ring = Line2D(
         [], [], marker="o", linestyle="", markersize=11, markerfacecolor="none", markeredgecolor=WARN, markeredgewidth=1.8
     )
-    entries: list[tuple[Any, str]] = [(Line2D([], [], color="#0b4f8a", marker="o"), metric)]
+    entries: list[tuple[Any, str]] = [(Line2D([], [], color="#0a2f6b", marker="o"), metric)]
     if any(point.changed for point in points):
         entries.append((ring, "change that leaves the noise"))
     legend(figure, entries)

@@ -45,10 +45,9 @@ def retained_text(row: PressureRow) -> str:
 
 
 def _line(row: PressureRow) -> list[str]:
-    outcome = row.outcome if row.outcome == "ok" or not row.reason else f"{row.outcome}: {row.reason}"
     head = [row.arm, whole(row.prompt_tokens), whole(row.output_tokens)]
     if not row.has_figures:
-        return [*head, *["-"] * (len(COLUMNS) - 4), outcome]
+        return [*head, *["-"] * (len(COLUMNS) - 4), row.outcome]
     return [
         *head,
         percent(row.peak_share),
@@ -61,7 +60,7 @@ def _line(row: PressureRow) -> list[str]:
         percent(row.settle_share),
         number(None if row.ttft_s is None else row.ttft_s * 1e3, 4),
         retained_text(row),
-        outcome,
+        row.outcome,
     ]
 
 

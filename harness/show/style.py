@@ -24,9 +24,9 @@ INK, MUTED, GRID = "#1a1a1a", "#595959", "#d9d9d9"
 WARN = "#b00020"
 
 LOOKS: tuple[dict[str, Any], ...] = (
-    {"color": "#0b4f8a", "linestyle": "-", "marker": "o"},
+    {"color": "#0a2f6b", "linestyle": "-", "marker": "o"},
     {"color": "#d55e00", "linestyle": "--", "marker": "s"},
-    {"color": "#009e73", "linestyle": "-.", "marker": "^"},
+    {"color": "#1b7a4b", "linestyle": "-.", "marker": "^"},
     {"color": "#aa4499", "linestyle": ":", "marker": "D"},
     {"color": "#e69f00", "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v"},
     {"color": "#56b4e9", "linestyle": (0, (8, 2)), "marker": "P"},
@@ -101,7 +101,8 @@ def legend(figure: Figure, entries: Sequence[tuple[Any, str]]) -> None:
     """One legend above the picture. Names are set afterwards: matplotlib drops labels that begin with an underscore."""
     if not entries:
         return
-    columns = min(len(entries), max(1, int(95 // (max(len(name) for _, name in entries) + 8))))
+    in_one_row = sum(len(name) + 8 for _, name in entries) <= 115
+    columns = len(entries) if in_one_row else max(1, min(len(entries), 95 // (max(len(name) for _, name in entries) + 8)))
     made = figure.legend(
         [handle for handle, _ in entries], ["x" * len(name) for _, name in entries], loc="outside upper left", ncols=columns
     )
@@ -134,12 +135,14 @@ def _save(figure: Figure, path: Path, metadata: dict[str, Any]) -> None:
 
 
 def plain(axis: Axes, *, x: str, y: str, title: str = "") -> None:
-    """Labels with their units, and thousands separated."""
-    from matplotlib.ticker import FuncFormatter
+    """Labels with their units; figures in full, thousands separated."""
+    from matplotlib.ticker import FuncFormatter, ScalarFormatter
 
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     axis.set_title(title)
     for side in (axis.xaxis, axis.yaxis):
-        if side.get_scale() == "linear":
-            side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        big = max(abs(limit) for limit in side.get_view_interval()) >= 1000
+        side.set_major_formatter(
+            FuncFormatter(lambda value, _: f"{value:,.10g}") if big else ScalarFormatter(useOffset=False, useMathText=False)
+        )

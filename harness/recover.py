@@ -1,0 +1,64 @@
+"""Bring a run that was killed to a judgeable end: decode what its last rung had spilled, and mark it interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from evenhand import scenario as sc
+from evenhand.drive.cell import recover as recover_spill
+from evenhand.drive.spill import read_head
+from evenhand.engines import engine
+from evenhand.engines.base import Capabilities
+from evenhand.plan import Plan, arm_named, settings_for
+from evenhand.records import CellRow
+from evenhand.store import RunWriter, open_run
+
+
+def recover(path: Path) -> int:
+    """Decode leftover spills into rows; returns how many requests came back. Starts nothing. A sealed run is left as it is."""
+    run = open_run(path)
+    if run.manifest.status not in ("running", "failed"):
+        return 0
+    scenario = msgspec.convert(run.manifest.scenario, sc.Scenario)
+    plan = msgspec.convert(run.manifest.plan, Plan)
+    stored = {(row.leg, row.cell, row.repeat, row.index) for row in run.requests()}
+    ended = {(row.leg, row.cell, row.repeat) for row in run.cells}
+    writer = RunWriter(path, run.manifest)
+    back = 0
+    for number in run.leg_numbers():
+        folder = run.leg_folder(number)
+        leg = next((leg for leg in plan.legs if leg.leg == number), None)
+        if folder is None or leg is None:
+            continue
+        arm = arm_named(scenario, leg.arm)
+        dialect = engine(arm.engine).dialect(settings_for(scenario, arm, leg.seats), Capabilities())
+        for spill in sorted(p for p in folder.glob("rung-*.spill") if not p.is_symlink()):
+            head = read_head(spill)
+            cell = next((c for c in leg.cells if head and (c.cell, c.repeat) == (head.cell, head.repeat)), None)
+            if head is None or cell is None:
+                spill.unlink()  # a warm-up
+                continue
+            rows = [r for r in recover_spill(spill, dialect) if (r.leg, r.cell, r.repeat, r.index) not in stored]
+            writer.requests(folder, rows)
+            back += len(rows)
+            if (number, cell.cell, cell.repeat) not in ended:
+                writer.cell(
+                    CellRow(
+                        leg=number,
+                        arm=leg.arm,
+                        cell=cell.cell,
+                        kind=cell.kind,
+                        repeat=cell.repeat,
+                        concurrency=cell.concurrency,
+                        prompt_tokens=cell.prompt_tokens,
+                        output_tokens=cell.output_tokens,
+                        outcome="interrupted",
+                        reason="the harness was killed during this cell",
+                        planned=cell.requests,
+                    )
+                )
+            spill.unlink()
+    writer.finish("interrupted", run.manifest.ended_utc or "")
+    return back
