@@ -55,6 +55,8 @@ class Pair(JudgeRow, frozen=True, kw_only=True):
     """Both tokens there; None where a side had ended."""
     byte: int | None = None
     """First byte of the text that differs (UTF-8)."""
+    failed: str = ""
+    """Which sides failed: "A", "B", "AB"."""
     margin_nat: float | None = None
     """Top-2 log-probability margin at the divergence, from an untimed replay."""
 
@@ -62,6 +64,12 @@ class Pair(JudgeRow, frozen=True, kw_only=True):
     def mismatch(self) -> bool:
         """Whether outputs differ."""
         return self.kind not in SAME and self.kind not in UNUSABLE
+
+    @property
+    def text_mismatch(self) -> bool:
+        """Whether outputs differ when ids are left aside: bytes, finish_reason and usage counts."""
+        fields = (self.text, self.reasoning, self.finish_reason, self.output_tokens)
+        return self.kind not in UNUSABLE and any(field is False for field in fields)
 
 
 class Comparison(JudgeRow, frozen=True, kw_only=True):
@@ -76,6 +84,9 @@ class Comparison(JudgeRow, frozen=True, kw_only=True):
     compared: int = 0
     identical: int = 0
     mismatches: int = 0
+    text_mismatches: int = 0
+    work_differs: int = 0
+    """Compared pairs whose output token counts differ."""
     unpaired: int = 0
     failed: int = 0
     prompt_differs: int = 0
@@ -148,6 +159,8 @@ def compare(
         compared=usable,
         identical=classes["identical"] + classes["text identical, ids unknown"],
         mismatches=sum(p.mismatch for p in pairs),
+        text_mismatches=sum(p.text_mismatch for p in pairs),
+        work_differs=sum(p.output_tokens is False for p in pairs),
         unpaired=unpaired,
         failed=classes["not comparable"],
         prompt_differs=classes["prompt differs"],
@@ -189,10 +202,10 @@ def compare_rows(a: Columns, i: int, b: Columns, j: int, margins: Mapping[tuple[
             prompt_tokens=False,
             detail=f"prompt differs ({a.prompt_tokens[i]} vs {b.prompt_tokens[j]})",
         )
-    failed = [side for side, columns, at in (("A", a, i), ("B", b, j)) if columns.outcome[at] != "ok"]
+    failed = "".join(side for side, columns, at in (("A", a, i), ("B", b, j)) if columns.outcome[at] != "ok")
     if failed:
         reason = (a.reason[i] if "A" in failed else b.reason[j]) or "failed"
-        return Pair(key=key, kind="not comparable", detail=f"{' and '.join(failed)}: {reason}")
+        return Pair(key=key, kind="not comparable", detail=f"{' and '.join(failed)}: {reason}", failed=failed)
     a_ids, b_ids = a.ids[i], b.ids[j]
     ids = None if a_ids is None or b_ids is None else a_ids == b_ids
     text = a.text[i] == b.text[j]

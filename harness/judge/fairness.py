@@ -1,0 +1,197 @@
+"""Proof before comparison: every reason why two arms may not be compared, all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from evenhand.judge.difference import config_differences, declared, proofs
+from evenhand.judge.equality import Comparison
+from evenhand.judge.view import JudgeRow, RunView
+from evenhand.records import HAS_FIGURES, FileHash, LegRow, Pool
+
+CACHED_POINTS = 0.01
+"""Cached shares of two arms may differ by one point."""
+
+
+class Reason(JudgeRow, frozen=True, kw_only=True):
+    """Why rules are void."""
+
+    scope: Literal["all", "timing", "pool"]
+    text: str
+
+
+def arm_of(scenario: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The arm as the scenario wrote it; empty when there is none of that name."""
+    return next((arm for arm in scenario.get("arm", ()) if arm.get("name") == name), {})
+
+
+def measured(run: RunView, arm: str) -> list[LegRow]:
+    """Counted legs of an arm in a gate, by pair."""
+    legs = [leg for leg in run.legs if leg.arm == arm and leg.role == "measure"]
+    return sorted(legs, key=lambda leg: (leg.pair if leg.pair is not None else -1, leg.leg))
+
+
+def proof(run: RunView, baseline: str, candidate: str, compare: str, pairs: int) -> list[Reason]:
+    """Everything that must hold before two arms are compared and does not. Scope "all" voids every rule."""
+    scenario = run.manifest.scenario
+    a, b = measured(run, baseline), measured(run, candidate)
+    reasons = [*_complete(run, a, b, baseline, candidate, pairs)]
+    if a and b:
+        reasons += _pools(a, b)
+        things = declared(arm_of(scenario, baseline), arm_of(scenario, candidate))
+        reasons += _files(run, a, b, things)
+        reasons += _settings(a, b, things)
+        reasons += _differ(scenario, a, b, things, compare)
+    return [Reason(scope="all", text=text) for text in dict.fromkeys(reasons)]
+
+
+def _complete(run: RunView, a: list[LegRow], b: list[LegRow], baseline: str, candidate: str, pairs: int) -> Iterable[str]:
+    if run.partial:
+        planned, done = _planned(run), sum(c.outcome in HAS_FIGURES for c in run.cells if c.kind != "warmup")
+        yield f"the run is {run.manifest.status}: {done} of {planned} cells were measured"
+    for name, legs in ((baseline, a), (candidate, b)):
+        if len(legs) < pairs:
+            yield f"{name} has {len(legs)} of {pairs} boots"
+        for leg in legs:
+            if leg.outcome not in HAS_FIGURES:
+                yield f"leg {leg.leg} ({name}) is {leg.outcome}: {leg.reason or 'no reason given'}"
+            if leg.survivors:
+                yield f"leg {leg.leg} ({name}) left processes behind: {', '.join(map(str, leg.survivors))}"
+
+
+def _planned(run: RunView) -> int:
+    legs = run.manifest.plan.get("legs", ())
+    return sum(len(leg.get("cells", ())) for leg in legs)
+
+
+def _pools(a: list[LegRow], b: list[LegRow]) -> Iterable[str]:
+    unread = [leg for leg in (*a, *b) if _size(leg.pool) is None and leg.outcome in HAS_FIGURES]
+    if unread:
+        yield f"the pool of {', '.join(sorted({leg.arm for leg in unread}))} could not be read back"
+    unit = "blocks" if all(leg.pool and leg.pool.blocks is not None for leg in (*a, *b)) else None
+    sizes: dict[str, set[str]] = {}
+    for leg in (*a, *b):
+        size = _size(leg.pool, unit)
+        if size is not None:
+            sizes.setdefault(leg.arm, set()).add(size)
+    if len({size for each in sizes.values() for size in each}) > 1:
+        yield "pools differ: " + ", ".join(f"{arm} {' and '.join(sorted(each))}" for arm, each in sizes.items())
+
+
+def _size(pool: Pool | None, unit: str | None = None) -> str | None:
+    """The pool in blocks, else bytes, else tokens."""
+    if pool is None:
+        return None
+    for name in [unit] if unit else ["blocks", "bytes", "tokens"]:
+        value = getattr(pool, name)
+        if value is not None:
+            slots = f" and {pool.state_slots} state slots" if pool.state_slots is not None else ""
+            return f"{value} {name}{slots}"
+    return None
+
+
+def model_files(leg: LegRow, model: str | None) -> dict[str, str]:
+    """Path -> sha256 of the files below a model's folder (or of the model file itself)."""
+    if not model:
+        return {}
+    name = model.rstrip("/").rpartition("/")[2]
+    return {f.path: f.sha256 for f in leg.files if _below(f, name)}
+
+
+def _below(file: FileHash, name: str) -> bool:
+    return file.path == name or file.path.startswith(name + "/") or f"/{name}/" in file.path or file.path.endswith("/" + name)
+
+
+def _files(run: RunView, a: list[LegRow], b: list[LegRow], things: Mapping[str, str]) -> Iterable[str]:
+    scenario = run.manifest.scenario
+    if "model" in things:
+        yield f"models differ: {things['model']}; a converted model may run in a ladder, not in a gate"
+        return
+    draft = scenario.get("draft") or {}
+    for what, path in (("model", scenario.get("model")), ("draft", draft.get("model"))):
+        if not path:
+            continue
+        hashes = {tuple(sorted(model_files(leg, path).items())) for leg in (*a, *b)}
+        if len(hashes) > 1:
+            yield f"{what} files differ between boots (sha256)"
+        elif hashes == {()} and what == "model" and not run.manifest.simulated:
+            yield "the model's files were not hashed: it is not proved that both arms read the same"
+
+
+def _settings(a: list[LegRow], b: list[LegRow], things: Mapping[str, str]) -> Iterable[str]:
+    for what, field in (
+        ("drafted depth", "drafted_depth"),
+        ("seats resolved", "seats_resolved"),
+        ("seats requested", "seats_requested"),
+    ):
+        mine, other = {getattr(leg, field) for leg in a}, {getattr(leg, field) for leg in b}
+        if len(mine | other) > 1:
+            yield f"{what} differ: {a[0].arm} {_set(mine)}, {b[0].arm} {_set(other)}"
+    for legs in (a, b):
+        for leg in legs[1:]:
+            changed = config_differences(legs[0], leg)
+            if changed:
+                yield f"{leg.arm} changed its configuration between boots: {_changes(changed)}"
+
+
+def _set(values: Iterable[Any]) -> str:
+    return " and ".join(sorted("unknown" if v is None else str(v) for v in values))
+
+
+def _changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{key} {x!r} and {y!r}" for key, (x, y) in changed.items())
+
+
+_MAY_CONFIGURE = {"argument", "environment variable", "option", "draft", "seats", "pool"}
+"""Differences that may show in the effective configuration."""
+
+
+def _differ(
+    scenario: Mapping[str, Any], a: list[LegRow], b: list[LegRow], things: Mapping[str, str], compare: str
+) -> Iterable[str]:
+    changed = config_differences(a[0], b[0])
+    if compare == "same":
+        if things:
+            yield f'compare = "same" declares an A/A gate, but the arms differ: {"; ".join(things.values())}'
+        if changed:
+            yield f"an A/A gate whose engines differ in configuration: {_changes(changed)}"
+        return
+    if not things:
+        yield 'A/A: arms do not differ; declare it with compare = "same", or give the candidate its change'
+        return
+    if len(things) > 1:
+        yield f"arms differ in {len(things)} things, so no verdict could say which: {'; '.join(things.values())}"
+    if changed and not (_MAY_CONFIGURE & things.keys()):
+        yield f"effective configuration differs beyond what is declared: {_changes(changed)}"
+    arms = [arm_of(scenario, legs[0].arm) for legs in (a, b)]
+    wanted = [bool(arm.get("patch") or arm.get("patches")) for arm in arms]
+    yield from proofs(things, a, b, (wanted[0], wanted[1]))
+
+
+def pairing(comparisons: Sequence[Comparison]) -> list[Reason]:
+    """Voids of every rule that only the requests themselves show: unpaired ones, unlike prompts."""
+    reasons = []
+    unpaired = [p for c in comparisons for p in c.pairs if p.kind == "unpaired"]
+    if unpaired:
+        examples = ", ".join(f"{p.key} {p.detail}" for p in unpaired[:3])
+        reasons.append(Reason(scope="all", text=f"unpaired requests: {len(unpaired)} ({examples})"))
+    unlike = [p for c in comparisons for p in c.pairs if p.kind == "prompt differs"]
+    if unlike:
+        text = f"invalid pairing: {len(unlike)} requests, first {unlike[0].key}: {unlike[0].detail}"
+        reasons.append(Reason(scope="all", text=text))
+    if comparisons and not any(c.compared for c in comparisons) and not unpaired and not unlike:
+        planned = sum(c.planned for c in comparisons)
+        reasons.append(Reason(scope="all", text=f"no evidence: 0 of {planned} pairs could be compared"))
+    return reasons
+
+
+def cache_state(a: tuple[float, float], b: tuple[float, float]) -> list[Reason]:
+    """(cached, looked up) tokens of both arms: a warm cache against a cold one voids times and pool."""
+    if not a[1] or not b[1]:
+        return []
+    shares = a[0] / a[1], b[0] / b[1]
+    if abs(shares[0] - shares[1]) <= CACHED_POINTS:
+        return []
+    text = f"unequal prefix-cache state: {100 * shares[0]:.1f} % and {100 * shares[1]:.1f} % of prompt tokens cached"
+    return [Reason(scope=scope, text=text) for scope in ("timing", "pool")]

@@ -1,0 +1,287 @@
+"""A stored gate run -> its verdict. Pure: the same run gives the same verdict on any machine."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from evenhand.judge.columns import Columns, Reader
+from evenhand.judge.equality import Comparison, compare, margins_of
+from evenhand.judge.fairness import Reason, cache_state, measured, pairing, proof
+from evenhand.judge.figures import timing_legs
+from evenhand.judge.gpu import GpuSummary, summarise, timing_voids
+from evenhand.judge.ladder import LadderRow, ladder_rows
+from evenhand.judge.ledger import ledger, memory
+from evenhand.judge.outputs import Control, OutputsResult, judge_outputs
+from evenhand.judge.planted import Planted, plant_token
+from evenhand.judge.pool import judge_pool
+from evenhand.judge.pressure import PairedPressure, paired_pressure, pressure_rows
+from evenhand.judge.rules import MIN_BOOTS, Rule, parse_rules, plan_power
+from evenhand.judge.say import claims, not_measured, notes, widen
+from evenhand.judge.timing import Status, TimingResult, interleaving, judge_timing
+from evenhand.judge.verdict import RuleVerdict, Verdict, overall
+from evenhand.judge.view import JudgeError, RunView
+from evenhand.records import CellRow, LegRow
+
+COMPARED_KINDS = frozenset({"ladder", "pressure", "reuse", "control"})
+
+
+def judge_gate(run: RunView, judged_utc: str) -> Verdict:
+    """Judge every rule of a gate run under its own preconditions.
+
+    Raises JudgeError when the run has no gate, RuleError when its rules cannot be read.
+    """
+    scenario = run.manifest.scenario
+    gate: dict[str, Any] = scenario.get("gate") or {}
+    if not gate:
+        raise JudgeError(f"{run.path} is no gate: its scenario has no [gate] section")
+    rules = parse_rules(gate.get("rules", {}))
+    baseline, candidate, pairs = gate["baseline"], gate["candidate"], int(gate.get("pairs", 2))
+    compare_as = gate.get("compare", "differ")
+    reader = Reader(run)
+    a_legs, b_legs = measured(run, baseline), measured(run, candidate)
+    control_legs = [leg for leg in run.legs if leg.arm == baseline and leg.role == "control"]
+    matched = _by_pair(a_legs, b_legs)
+
+    comparisons = compared(run, reader, matched)
+    control = controls(run, reader, a_legs, control_legs)
+    cells = ladder_rows(run, reader, ("ladder", "pressure", "reuse"))
+    watched = pressure_rows(run, reader, _watched_kinds(run))
+    paired = paired_pressure([r for r in watched if r.pair is not None], run.legs, baseline, candidate)
+    gpu = {leg.leg: reader.gpu(leg.leg) for leg in run.legs}
+    summaries = [summarise(arm, run.cells, gpu) for arm in (baseline, candidate)]
+    reasons = _reasons(run, baseline, candidate, compare_as, pairs, comparisons, summaries, cells)
+
+    seed = zlib.crc32(run.manifest.scenario_sha256.encode())
+    boots = len(matched)
+    outputs = None
+    timing_rules = [r for r in rules if r.kind == "timing"]
+    timing: list[TimingResult] = []
+    if timing_rules:
+        a, b = [a for a, _ in matched], [b for _, b in matched]
+        timing = judge_timing(timing_rules, timing_legs(timing_rules, reader, cells, a, b, control_legs, comparisons), seed)
+    mode = next((r.mode for r in rules if r.kind == "outputs"), None)
+    if mode or comparisons:
+        planted = _planted(run, reader, a_legs, control_legs)
+        outputs = judge_outputs(mode or "identical text", comparisons, control, planted, boots)
+    verdicts = [_rule(rule, reasons, outputs, timing, paired, comparisons, a_legs, b_legs, boots) for rule in rules]
+    status, code = overall(v.status for v in verdicts)
+    return Verdict(
+        evenhand=run.manifest.evenhand,
+        run=run.manifest.run,
+        scenario=str(scenario.get("name", "")),
+        scenario_sha256=run.manifest.scenario_sha256,
+        judged_utc=judged_utc,
+        simulated=run.manifest.simulated,
+        partial=run.partial,
+        baseline=baseline,
+        candidate=candidate,
+        compare=compare_as,
+        pairs=pairs,
+        order=[leg.arm for leg in sorted((*a_legs, *b_legs), key=lambda leg: leg.leg)],
+        status=status,
+        exit_code=code,
+        rules=verdicts,
+        reasons=reasons,
+        claims=claims(run, baseline, candidate, verdicts, outputs, paired, a_legs, b_legs),
+        notes=notes(run, cells, comparisons, summaries, run.manifest.simulated),
+        not_measured=not_measured(run, rules, cells, paired, outputs, summaries),
+        widen=widen(run, rules, paired, timing, boots),
+        power=plan_power(gate.get("rules", {}), pairs),
+        outputs=outputs,
+        comparisons=[_short(c) for c in comparisons],
+        controls=[_short(c) for c in (*control.within, *control.across)],
+        timing=timing,
+        pressure=paired,
+        pressure_rows=watched,
+        ladder=[r for r in cells if r.kind == "ladder"],
+        ledger=ledger(run, cells),
+        memory=memory(run, reader, [r for r in cells if r.kind == "ladder"]),
+        gpu=[s for each in summaries for s in each],
+    )
+
+
+def _by_pair(a: Sequence[LegRow], b: Sequence[LegRow]) -> list[tuple[LegRow, LegRow]]:
+    """Legs of both arms that share a pair."""
+    other = {leg.pair: leg for leg in b if leg.pair is not None}
+    return [(leg, other[leg.pair]) for leg in a if leg.pair in other]
+
+
+def _watched_kinds(run: RunView) -> tuple[str, ...]:
+    """Pressure cells where there are any, else the rungs of the ladder."""
+    return ("pressure",) if any(c.kind == "pressure" for c in run.cells) else ("ladder",)
+
+
+# --- comparisons -----------------------------------------------------------------------------------------------------------
+
+
+def _rows(columns: Columns, cells: Sequence[CellRow], leg: int, repeat: int = 0) -> list[int]:
+    """Rows of a leg that count as evidence: all but warm-up."""
+    warm = {c.cell for c in cells if c.leg == leg and c.kind not in COMPARED_KINDS}
+    return [
+        i
+        for (cell, again), at in columns.groups.items()
+        if again == repeat and cell not in warm and not cell.startswith("warmup")
+        for i in at
+    ]
+
+
+def compared(run: RunView, reader: Reader, matched: Sequence[tuple[LegRow, LegRow]]) -> list[Comparison]:
+    """Candidate against baseline, pair by pair."""
+    found = []
+    replays = _replays(run)
+    for a, b in matched:
+        left, right = reader.columns(a.leg), reader.columns(b.leg)
+        rows = _rows(left, run.cells, a.leg)
+        margins = None
+        if replays:
+            wanted = {row.key for row in replays}
+            emitted = {left.key[i]: left.token_ids(i) or [] for i in rows if left.key[i] in wanted}
+            margins = margins_of([row for row in replays if row.arm == a.arm], emitted)
+        label = f"pair {a.pair}: {b.arm} against {a.arm}"
+        found.append(
+            compare(left, rows, right, _rows(right, run.cells, b.leg), label=label, legs=(a.leg, b.leg), margins=margins)
+        )
+    return found
+
+
+def _replays(run: RunView) -> list[Any]:
+    read = getattr(run, "replays", None)
+    return list(read()) if read is not None else []
+
+
+def controls(run: RunView, reader: Reader, a_legs: Sequence[LegRow], control_legs: Sequence[LegRow]) -> Control:
+    """The baseline against itself: second passes within a boot, and each boot against the one before it."""
+    within, across = [], []
+    for leg in a_legs:
+        columns = reader.columns(leg.leg)
+        again = _rows(columns, run.cells, leg.leg, repeat=1)
+        if again:
+            repeated = {columns.cell[i] for i in again}
+            once = [i for i in _rows(columns, run.cells, leg.leg) if columns.cell[i] in repeated]
+            label = f"within boot {leg.leg} of {leg.arm}"
+            within.append(compare(columns, once, columns, again, label=label, legs=(leg.leg, leg.leg)))
+    boots = sorted([*a_legs, *control_legs], key=lambda leg: leg.leg)
+    for a, b in pairwise(boots):
+        left, right = reader.columns(a.leg), reader.columns(b.leg)
+        if len(left) and len(right):
+            label = f"boot {b.leg} against boot {a.leg} of {a.arm}"
+            rows = _rows(left, run.cells, a.leg), _rows(right, run.cells, b.leg)
+            across.append(compare(left, rows[0], right, rows[1], label=label, legs=(a.leg, b.leg)))
+    return Control(within=within, across=across)
+
+
+def _planted(run: RunView, reader: Reader, a_legs: Sequence[LegRow], control_legs: Sequence[LegRow]) -> Planted | None:
+    boots = [*a_legs, *control_legs]
+    if len(boots) < MIN_BOOTS:
+        return None
+    a, b = boots[0].leg, boots[1].leg
+    left, right = reader.columns(a), reader.columns(b)
+    return plant_token(left, _rows(left, run.cells, a), right, _rows(right, run.cells, b))
+
+
+def _short(comparison: Comparison, limit: int = 50) -> Comparison:
+    return msgspec.structs.replace(comparison, pairs=comparison.pairs[:limit])
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------------
+
+
+def _reasons(
+    run: RunView,
+    baseline: str,
+    candidate: str,
+    compare_as: str,
+    pairs: int,
+    comparisons: Sequence[Comparison],
+    summaries: Sequence[list[GpuSummary]],
+    cells: Sequence[LadderRow],
+) -> list[Reason]:
+    reasons = proof(run, baseline, candidate, compare_as, pairs)
+    reasons += pairing(comparisons)
+    order = [(leg.arm, leg.leg) for leg in run.legs if leg.role == "measure" and leg.pair is not None]
+    shuffled = interleaving(order, baseline, candidate)
+    if shuffled:
+        reasons.append(Reason(scope="timing", text=shuffled))
+    reasons += [Reason(scope="timing", text=text) for text in timing_voids(*summaries)]
+    known = sum(c.cached_known for c in comparisons)
+    if known and known == sum(c.compared for c in comparisons):
+        a, b = (_reported(comparisons, side) for side in (0, 1))
+    else:
+        a, b = (_counted(run, arm) for arm in (baseline, candidate))
+    return reasons + cache_state(a, b)
+
+
+def _reported(comparisons: Sequence[Comparison], side: int) -> tuple[float, float]:
+    """(cached, prompt) tokens of one arm, as reported per request."""
+    return sum(c.cached_tokens[side] for c in comparisons), sum(c.prompt_tokens[side] for c in comparisons)
+
+
+def _counted(run: RunView, arm: str) -> tuple[float, float]:
+    """(hits, queries) of the prefix cache over an arm's measured cells, from the engine's counters."""
+    hits = queries = 0.0
+    for cell in run.cells:
+        if cell.arm == arm and cell.kind in COMPARED_KINDS and cell.repeat == 0:
+            hits += cell.counters.get("prefix_hits") or 0
+            queries += cell.counters.get("prefix_queries") or 0
+    return hits, queries
+
+
+def _rule(
+    rule: Rule,
+    reasons: Sequence[Reason],
+    outputs: OutputsResult | None,
+    timing: Sequence[TimingResult],
+    paired: Sequence[PairedPressure],
+    comparisons: Sequence[Comparison],
+    a_legs: Sequence[LegRow],
+    b_legs: Sequence[LegRow],
+    boots: int,
+) -> RuleVerdict:
+    scopes = {"all", rule.kind}
+    voids = [r.text for r in reasons if r.scope in scopes]
+    if voids:
+        return RuleVerdict(rule=rule.name, text=rule.text, status="void", reason="; ".join(voids))
+    status: Status
+    if rule.kind == "outputs":
+        status, reason = (outputs.status, outputs.reason) if outputs else ("void", "no evidence: nothing was compared")
+    elif rule.kind == "pool":
+        status, reason = judge_pool(rule, paired, boots)
+    elif rule.kind == "timing":
+        result = next(t for t in timing if t.rule == rule.name)
+        status, reason = result.status, result.reason
+    elif rule.kind == "errors":
+        status, reason = _errors(rule, comparisons, boots)
+    else:
+        status, reason = _engine_errors(rule, a_legs, b_legs, boots)
+    return RuleVerdict(rule=rule.name, text=rule.text, status=status, reason=reason)
+
+
+def _errors(rule: Rule, comparisons: Sequence[Comparison], boots: int) -> tuple[Status, str]:
+    failed = [p for c in comparisons for p in c.pairs if p.kind == "not comparable"]
+    mine = [p for p in failed if "B" in p.failed]
+    base = sum("A" in p.failed for p in failed)
+    total = sum(c.planned for c in comparisons)
+    said = f"{len(mine)} of {total} requests of the candidate failed, {base} of the baseline"
+    if len(mine) > rule.limit:
+        return "fail", f"{said}; first {mine[0].key}: {mine[0].detail}"
+    if boots < MIN_BOOTS:
+        return "inconclusive", f"{said}; {boots} boot per arm, {MIN_BOOTS} are needed"
+    return "pass", said
+
+
+def _engine_errors(rule: Rule, a_legs: Sequence[LegRow], b_legs: Sequence[LegRow], boots: int) -> tuple[Status, str]:
+    unread = [leg.leg for leg in b_legs if leg.log_errors is None]
+    if unread:
+        return "void", f"no data: the log of leg {', '.join(map(str, unread))} was not read for errors"
+    mine, base = (sum(leg.log_errors or 0 for leg in legs) for legs in (b_legs, a_legs))
+    said = f"{mine} ERROR lines on the candidate, {base} on the baseline"
+    if mine > rule.limit:
+        return "fail", said
+    if boots < MIN_BOOTS:
+        return "inconclusive", f"{said}; {boots} boot per arm, {MIN_BOOTS} are needed"
+    return "pass", said

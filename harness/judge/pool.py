@@ -1,0 +1,45 @@
+"""The rule on peak pool use, in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evenhand.judge.pressure import PairedPressure
+from evenhand.judge.rules import MIN_BOOTS, Rule
+from evenhand.judge.timing import Status
+
+
+def judge_pool(rule: Rule, rows: Sequence[PairedPressure], boots: int) -> tuple[Status, str]:
+    """Not worse by more than the margin at every prompt length. Exact peaks are judged where both arms have them.
+
+    A sampled peak is a lower bound that two boots of one build already read differently, so its margin is never below that
+    A/A spread.
+    """
+    if not rows:
+        return "void", "no data: no cell in which the pool was watched"
+    missing = [r for r in rows if r.blocks is None]
+    if missing:
+        return "void", "no data: " + "; ".join(f"{r.cell}: {r.reason or 'no peak'}" for r in missing)
+    if boots < MIN_BOOTS:
+        return "inconclusive", f"{boots} boot per arm, {MIN_BOOTS} are needed"
+    asked = rule.margin or 0.0
+    noise = max((r.spread_blocks or 0 for r in rows if not r.exact), default=0)
+    worse = []
+    raised = False
+    for row in rows:
+        margin = asked if row.exact else max(asked, noise)
+        raised = raised or (not row.exact and noise > asked)
+        if (row.blocks or 0) > margin:
+            change = f" ({row.change:+.1%})".replace("%", " %") if row.change is not None else ""
+            worse.append(f"{row.cell} {row.baseline_blocks} -> {row.candidate_blocks} blocks{change}")
+    how = "exact peaks" if all(r.exact for r in rows) else "sampled peaks"
+    if raised:
+        how += f", margin raised to their A/A spread of {noise} blocks"
+    if worse:
+        return "fail", f"{'; '.join(worse)} ({how})"
+    largest = max(r.blocks or 0 for r in rows)
+    best = min(rows, key=lambda r: r.change or 0.0)
+    gain = ""
+    if best.change is not None and best.change < 0:
+        gain = f", {best.cell} {best.baseline_blocks} -> {best.candidate_blocks} blocks ({best.change:+.1%})".replace("%", " %")
+    return "pass", f"at most {largest:+d} blocks over {len(rows)} cells{gain} ({how})"
