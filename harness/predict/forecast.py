@@ -138,20 +138,21 @@ def forecast_prompt(
     *,
     unified: bool = True,
     pool_blocks: int | None = None,
+    cached: int = 0,
 ) -> PromptForecast:
-    """One prompt that runs alone. Raises PredictError when a step cannot hold a block."""
+    """One prompt that runs alone, `cached` of its tokens found in the cache. Raises PredictError when a step holds no block."""
     plain = rule_for(shape, budget, block, unified=unified, fix=False)
     fixed = rule_for(shape, budget, block, unified=unified, fix=True)
-    unpatched, patched = peak(prompt, output, plain), peak(prompt, output, fixed)
+    unpatched, patched = peak(prompt, output, plain, cached), peak(prompt, output, fixed, cached)
     ours = patched if budget.null_gap_fix else unpatched
     return PromptForecast(
         prompt_tokens=prompt,
         output_tokens=output,
-        steps=len(prefill_ends(prompt, plain)),
+        steps=len(prefill_ends(prompt, plain, cached)),
         unpatched=unpatched,
         patched=patched,
-        retained_unpatched=tuple(retained_series(prompt, output, plain)) if plain.state_groups else (),
-        retained_patched=tuple(retained_series(prompt, output, fixed)) if fixed.state_groups else (),
+        retained_unpatched=tuple(retained_series(prompt, output, plain, cached)) if plain.state_groups else (),
+        retained_patched=tuple(retained_series(prompt, output, fixed, cached)) if fixed.state_groups else (),
         follow_up_cached_tokens=cached_follow_up_tokens(prompt, block) if plain.state_groups and plain.align else None,
         # a unified pool keeps one block as the null block
         fits=None if pool_blocks is None else ours.blocks <= pool_blocks - unified,

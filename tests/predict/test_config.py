@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +88,14 @@ def test_reading_files(tmp_path: Path, next_config: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(PredictError, match="holds no JSON object"):
         read_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "depth", "state", "block"),
+    [("27b-hybrid", (16, 48), 8, "float32", 832), ("4b-hybrid", (8, 24), 3, None, 288)],
+)
+def test_the_models_that_scenarios_ship(name: str, layers: tuple[int, int], depth: int, state: str | None, block: int) -> None:
+    folder = Path(str(resources.files("evenhand.scenarios"))) / "models" / name
+    shape = read_model(folder, state_dtype=state).shape
+    assert (shape.attention_layers, shape.state_layers) == layers
+    assert unified_block_tokens(shape, depth) == block
