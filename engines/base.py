@@ -85,6 +85,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     flags: frozenset[str] = frozenset()
     version: str | None = None
     usage: str = ""
+    device: str | None = None
+    """ "cpu" or "gpu" where the adapter can tell."""
+    takes_ids: bool = True
+    """Prompts may be lists of token ids; False: text only (an id prompt can kill such an engine)."""
+    returns_ids: bool | None = None
+    """Whether token ids come back; None: the adapter's dialect knows by itself."""
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):

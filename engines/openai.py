@@ -5,13 +5,14 @@ Sampling parameters are all sent, zeros included: an engine fills what is left o
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from evenhand.engines.base import Chunk, Post, Sampling
+from evenhand.engines.base import Chunk, EngineError, Post, Sampling
 
 NO_RAW = msgspec.Raw(b"null")
 
@@ -75,27 +76,38 @@ _ANY = msgspec.json.Decoder()
 class OpenAIDialect:
     """`/v1/completions` with ids or text.
 
-    `returns_ids`: whether the build returns token ids; then they are asked for. `extras` are constant members of the body
-    (None: NEUTRAL_EXTRAS), `logprob_extras` join them in replays, `headers` carry a key for attached servers.
+    `takes_ids`: whether prompts may be ids. `returns_ids`: whether the build returns token ids; then they are asked for.
+    `extras` are constant members of the body (None: NEUTRAL_EXTRAS), `logprob_extras` join them in replays, `headers` carry a
+    key for attached servers.
     """
 
     def __init__(
         self,
         *,
         returns_ids: bool,
+        takes_ids: bool = True,
         extras: Mapping[str, Any] | None = None,
         logprob_extras: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         path: str = "/v1/completions",
     ) -> None:
         self.returns_ids = returns_ids
+        self.takes_ids = takes_ids
         self._extras = dict(NEUTRAL_EXTRAS if extras is None else extras)
         self._logprob_extras = dict(logprob_extras or {})
         self._headers = dict(headers or {})
         self._path = path
 
+    def with_headers(self, headers: Mapping[str, str]) -> OpenAIDialect:
+        """The same dialect with more headers."""
+        other = copy.copy(self)
+        other._headers = {**self._headers, **headers}
+        return other
+
     def request(self, prompt: Sequence[int] | str, sampling: Sampling, model: str, *, stream: bool = True) -> Post:
-        """Prompt ids or text -> POST. Pure."""
+        """Prompt ids or text -> POST. Pure. Raises EngineError for ids where the engine takes text only."""
+        if not (self.takes_ids or isinstance(prompt, str)):
+            raise EngineError("this engine takes prompts as text only: send the prompt's text instead of its token ids.")
         body: dict[str, Any] = {
             "model": model,
             "prompt": prompt if isinstance(prompt, str) else list(prompt),

@@ -45,6 +45,11 @@ def find_refusal(log: str, refusals: Sequence[Pattern]) -> Refusal | None:
             found = pattern.read(line)
             if found is not None:
                 return found
+    joined = re.sub(r"\s*\n\s*", " ", log)  # words that the engine wrapped over several lines
+    for pattern in refusals:
+        match = pattern.regex.search(joined)
+        if match is not None:
+            return pattern.read(match[0])
     return None
 
 
@@ -68,17 +73,21 @@ def judge_exit(
     ready: str,
     wrappers: Sequence[str] = (),
     notes: Sequence[str] = (),
+    causes: Sequence[str] = (),
 ) -> Exit:
     """Outcome and reason. Pure.
 
     `ready` are words a log holds once the server had started: then an end is a death, whatever the words. `wrappers` are words
-    of exceptions that only pass on another one. `notes` are sentences added to the reason (what an exit code does not mean).
+    of exceptions that only pass on another one. `causes` are words of lines that name the cause without being exceptions.
+    `notes` are sentences added to the reason: what an exit code does not mean.
     """
     log = log_text.clean(log)
     started = ready in log
     if started:
         log = log[log.rindex(ready) + len(ready) :]
     errors = log_text.exceptions(log, wrappers)
+    if not errors:
+        errors = log_text.lines_with(log, causes)
     cause = next((line for line in errors if log_text.speaks_of_cache(line)), None) or next(iter(errors), None)
     words = exit_words(code)
     if started:

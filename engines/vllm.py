@@ -131,8 +131,10 @@ class VllmLauncher:
         folder = self.package_folder(settings)
         if folder is None:
             usage = python_env.usage_text([*_start(located), "serve", "--help=all"], settings.env, 180, "vLLM")
-            return Capabilities(flags=flags_of(usage), version=None, usage=usage)
-        return Capabilities(flags=_flags(folder), version=_version(folder))
+            return Capabilities(flags=flags_of(usage), usage=usage, returns_ids=True)
+        version = _version(folder)
+        device = "cpu" if "cpu" in (version or "") else None
+        return Capabilities(flags=_flags(folder), version=version, device=device, returns_ids=True)
 
     def package_folder(self, settings: Settings) -> str | None:
         """Folder of the installed package, found without importing it."""
@@ -217,8 +219,8 @@ def _version(folder: str) -> str | None:
 
 
 def is_cpu(capabilities: Capabilities) -> bool:
-    """Whether this is a CPU build, by its version's local part."""
-    return "cpu" in (capabilities.version or "")
+    """Whether this is a CPU build: its version's local part says so."""
+    return capabilities.device == "cpu" or "cpu" in (capabilities.version or "")
 
 
 def _speculation(settings: Settings) -> dict[str, Any]:

@@ -270,8 +270,8 @@ def test_a_pool_too_small_is_refused_with_its_figures() -> None:
             10.5,
         ),
         (
-            "ValueError: Available memory on node 0 (1.5/13.96 GiB) on kv cache allocation is less than requested memory for kv "
-            "(5.0 GiB). Decrease --kv-cache-memory-bytes",
+            "ValueError: Available memory on node 0 (1.5/13.96 GiB) on kv cache allocation is less than requested memory "
+            "for kv (5.0 GiB). Decrease --kv-cache-memory-bytes",
             5.0,
             1.5,
         ),

@@ -1,0 +1,207 @@
+"""A server that something else started: measured at its URL, never booted or stopped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from evenhand.engines import control, exposition, llamacpp, sglang, vllm, vllmcpp
+from evenhand.engines.base import Capabilities, Command, EngineError, Exit, Gauge, Settings
+from evenhand.engines.openai import OpenAIDialect
+
+if TYPE_CHECKING:
+    import httpx
+
+    from evenhand.predict.shape import Allocation, Budget, ModelShape
+    from evenhand.records import Pool
+
+KINDS: dict[str, Any] = {engine.name: engine for engine in (vllm.ENGINE, sglang.ENGINE, vllmcpp.ENGINE, llamacpp.ENGINE)}
+PREFIXES = {"sglang:": "sglang", "llamacpp:": "llama.cpp", "vllm:": "vllm"}
+DEFAULT = "vllm"
+_MARK = "dialect:"
+T = TypeVar("T")
+
+
+def _union() -> tuple[Gauge, ...]:
+    """One gauge per neutral name with every engine's series: an attached server has those of one engine."""
+    found: dict[str, Gauge] = {}
+    for engine in KINDS.values():
+        for gauge in engine.facts.gauges:
+            known = found.get(gauge.name)
+            if known is None:
+                found[gauge.name] = gauge
+                continue
+            names = (*known.metrics, *(name for name in gauge.metrics if name not in known.metrics))
+            found[gauge.name] = msgspec.structs.replace(known, metrics=names, meaning=f"{known.meaning}; {gauge.meaning}")
+    return tuple(found.values())
+
+
+def kind_of(metrics: str | None) -> str:
+    """Which engine's series an exposition holds; vLLM's where that cannot be told. Pure."""
+    return next((name for prefix, name in PREFIXES.items() if exposition.has(metrics or "", prefix)), DEFAULT)
+
+
+def base_url(url: str) -> str:
+    """A user's URL without trailing slash and without /v1. Raises EngineError."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise EngineError(f"url is {url!r}: give one such as http://127.0.0.1:8000.")
+    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def headers(settings: Settings) -> dict[str, str]:
+    """The key named by options.api_key_env, as a header. Raises EngineError when the variable is empty."""
+    name = settings.options.get("api_key_env")
+    if not name:
+        return {}
+    key = os.environ.get(str(name))
+    if not key:
+        raise EngineError(f"options.api_key_env names {name}, which is not set: export it before the run.")
+    return {"Authorization": f"Bearer {key}"}
+
+
+class AttachedLauncher:
+    """Nothing is started."""
+
+    package: str | None = None
+
+    def locate(self, settings: Settings) -> str:
+        """The base URL."""
+        if not settings.url:
+            raise EngineError("an attached arm needs a url, such as http://127.0.0.1:8000.")
+        return base_url(settings.url)
+
+    def capabilities(self, settings: Settings) -> Capabilities:
+        """options.dialect, else the kind that the names in /metrics tell."""
+        url, asked = self.locate(settings), settings.options.get("dialect")
+        if asked is not None and asked not in KINDS:
+            raise EngineError(f"options.dialect is {asked!r}: known are {', '.join(KINDS)}.")
+        if asked is None:
+            import httpx
+
+            with httpx.Client(base_url=url, trust_env=False, timeout=5.0, headers=headers(settings)) as http:
+                asked = kind_of(control.get_text(http, "/metrics"))
+        return Capabilities(flags=frozenset({_MARK + asked}), takes_ids=asked != "vllm.cpp")
+
+    def command(self, settings: Settings, port: int, capabilities: Capabilities) -> Command:
+        """An empty argv; settings of a boot cannot be expressed."""
+        given = [
+            name
+            for name in ("seats", "context", "chunk_tokens", "block_tokens", "method")
+            if getattr(settings, name) is not None
+        ]
+        words = [
+            f"{name} is not expressed: the server at {self.locate(settings)} was started by something else." for name in given
+        ]
+        return Command(argv=[], inexpressible=words)
+
+    def package_folder(self, settings: Settings) -> str | None:
+        """None: a running server cannot be patched."""
+        return None
+
+    def probe(self, settings: Settings) -> str | None:
+        """None."""
+        return None
+
+    def files(self, settings: Settings) -> list[str]:
+        """None: they may lie on another machine."""
+        return []
+
+
+class AttachedFacts:
+    """Reading the server as the engine that its series name; the kind is asked once per URL."""
+
+    gauges = _union()
+    metrics_path: str | None = "/metrics"
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, str] = {}
+
+    def _as_kind(self, http: httpx.Client, read: Callable[[Any], T]) -> T:
+        url = str(http.base_url)
+        if url not in self._kinds:
+            metrics = control.get_text(http, "/metrics")
+            if metrics is None:
+                return read(KINDS[DEFAULT].facts)
+            self._kinds[url] = kind_of(metrics)
+        return read(KINDS[self._kinds[url]].facts)
+
+    def alive(self, http: httpx.Client) -> bool:
+        """The server lists its models."""
+        return control.healthy(http, "/v1/models")
+
+    def served(self, http: httpx.Client) -> list[str]:
+        """Names in /v1/models."""
+        return control.served(http)
+
+    def config(self, http: httpx.Client, log: str) -> dict[str, Any]:
+        """As the kind reads it."""
+        return self._as_kind(http, lambda facts: facts.config(http, ""))
+
+    def pool(self, http: httpx.Client, log: str, metrics: str | None) -> Pool | None:
+        """As the kind reads it."""
+        return self._as_kind(http, lambda facts: facts.pool(http, "", metrics))
+
+    def seats(self, http: httpx.Client, log: str) -> int | None:
+        """As the kind reads it."""
+        return self._as_kind(http, lambda facts: facts.seats(http, ""))
+
+    def version(self, http: httpx.Client, log: str) -> str | None:
+        """As the kind reads it."""
+        return self._as_kind(http, lambda facts: facts.version(http, ""))
+
+    def exit(self, code: int | None, log: str) -> Exit:
+        """A server that does not answer any more."""
+        return Exit(
+            outcome="launch_failed",
+            reason="the attached server did not become ready: nothing was started here, look at its own log",
+        )
+
+    def fatal(self, log_tail: str) -> str | None:
+        """None: its log is not here."""
+        return None
+
+    def figures(self, log: str) -> dict[str, float]:
+        """None: its log is not here."""
+        return {}
+
+    def log_errors(self, log: str) -> int:
+        """0: its log is not here."""
+        return 0
+
+    def reset_cache(self, http: httpx.Client) -> str | None:
+        """As the kind does it."""
+        return self._as_kind(http, lambda facts: facts.reset_cache(http))
+
+    def max_prompt_tokens(self, settings: Settings) -> int | None:
+        """The scenario's context where the dialect is vllm.cpp's, which checks nothing itself."""
+        return vllmcpp.ENGINE.facts.max_prompt_tokens(settings) if settings.options.get("dialect") == "vllm.cpp" else None
+
+
+class AttachedEngine:
+    """The adapter."""
+
+    name = "attached"
+    simulated = False
+
+    def __init__(self) -> None:
+        self.launcher = AttachedLauncher()
+        self.facts = AttachedFacts()
+
+    def dialect(self, settings: Settings, capabilities: Capabilities) -> OpenAIDialect:
+        """The dialect of the kind that capabilities found."""
+        kind = next((flag.removeprefix(_MARK) for flag in capabilities.flags if flag.startswith(_MARK)), DEFAULT)
+        dialect: OpenAIDialect = KINDS[kind].dialect(settings, capabilities)
+        return dialect.with_headers(headers(settings))
+
+    def allocate(self, shape: ModelShape, budget: Budget) -> Allocation:
+        """Unknown."""
+        raise EngineError("an attached server's allocation rule is not known: name its engine instead.")
+
+
+ENGINE = AttachedEngine()
