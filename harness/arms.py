@@ -1,4 +1,4 @@
-"""What a leg needs besides its engine: the overlay with its patches, cache folders of its own, the probe, and its files' hashes."""
+"""What a leg needs besides its engine: the overlay with its patches, its cache folders, the probe, its files' hashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Execute a plan: boot each leg, measure its cells, store rows. No policy of its own: the plan says what, judging what it means."""
+"""Execute a plan: boot each leg, measure its cells, store rows. The plan says what to do, judging what it means."""
 
 from __future__ import annotations
 
@@ -175,7 +175,9 @@ class Campaign:
         output = cell.output_tokens if cell.output_tokens is not None else self._output.get(cell.cell, 64)
         limit = booted.engine.facts.max_prompt_tokens(booted.settings)
         if limit is not None and cell.prompt_tokens + output > limit:
-            reason = f"{cell.prompt_tokens} + {output} tokens are more than this engine can take ({limit}); sending them would end it"
+            reason = (
+                f"{cell.prompt_tokens} + {output} tokens exceed what this engine can take ({limit}); sending them would end it"
+            )
             self.writer.cell(self._empty(leg, cell, "not_run", reason))
             self._say(leg, "cell_end", cell=cell.cell, outcome="not_run", ok=0, failed=0, text=reason)
             return None

@@ -78,7 +78,8 @@ def gate(
 ) -> None:
     """Gate a change on a paired A/B: boots in ABBA order, outputs bit for bit, peaks and times by rule.
 
-    Writes verdict.json and verdict.md (ready for a pull request). Exits 0 pass, 1 fail, 2 void, 3 control failed, 4 inconclusive.
+    Writes verdict.json and verdict.md (ready for a pull request).
+    Exits 0 pass, 1 fail, 2 void, 3 control failed, 4 inconclusive.
     """
     _execute("gate", scenario, out, set_, dry_run, resume, live)
 
