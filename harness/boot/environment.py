@@ -1,7 +1,7 @@
 """The environment of an engine: what it gets, what of it may be recorded, and how secrets are kept out of both.
 
-An engine's environment is built, not inherited: an allow-list of what programs need to run, then what the harness and the scenario
-set. Proxy settings are not on it: engines talk to themselves on 127.0.0.1 and would do so through the proxy.
+An engine's environment is built, not inherited: an allow-list of what programs need to run, then what the harness and the
+scenario set. Proxy settings are not on it: engines talk to themselves on 127.0.0.1 and would do so through the proxy.
 """
 
 from __future__ import annotations
@@ -15,14 +15,46 @@ RECORDED_PREFIXES = ("VLLM_", "SGLANG_", "VT_", "CUDA_", "NCCL_", "TORCH", "TRIT
 
 _PASSED_PREFIXES = (
     *RECORDED_PREFIXES,
-    *("LC_", "NVIDIA_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "XDG_", "SSL_CERT", "OMP_", "MKL_", "KMP_", "GOMP_"),
-    *("OPENBLAS_", "NUMBA_", "CUDNN_", "CUBLAS_", "NVTE_", "FLASHINFER_", "TVM_", "UCX_", "ROCM_", "HIP_", "HSA_", "ROCR_", "RAY_"),
+    *(
+        "LC_",
+        "NVIDIA_",
+        "HF_",
+        "HUGGINGFACE_",
+        "TRANSFORMERS_",
+        "TOKENIZERS_",
+        "XDG_",
+        "SSL_CERT",
+        "OMP_",
+        "MKL_",
+        "KMP_",
+        "GOMP_",
+    ),
+    *(
+        "OPENBLAS_",
+        "NUMBA_",
+        "CUDNN_",
+        "CUBLAS_",
+        "NVTE_",
+        "FLASHINFER_",
+        "TVM_",
+        "UCX_",
+        "ROCM_",
+        "HIP_",
+        "HSA_",
+        "ROCR_",
+        "RAY_",
+    ),
 )
 _PASSED_NAMES = frozenset(
-    "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR TEMP TMP TERM LD_LIBRARY_PATH LD_PRELOAD CC CXX CUDA_HOME".split()
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP", "TERM"),
+        *("LD_LIBRARY_PATH", "LD_PRELOAD", "CC", "CXX"),
+    )
 )
 
-_SECRET_NAME = re.compile(r"(?:^|[_-])(?:token|key|secret|password|passwd|pass|auth|credentials?|apikey)(?:$|[_-])", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"(?:^|[_-])(?:token|key|secret|password|passwd|pass|auth|credentials?|apikey)(?:$|[_-])", re.IGNORECASE
+)
 _HARMLESS = re.compile(r"(?:\d{1,6}|true|false|yes|no|none|null|on|off)?", re.IGNORECASE)
 HIDDEN = "<redacted>"
 

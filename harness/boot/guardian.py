@@ -229,7 +229,7 @@ def _line(pipe: Any) -> bytes:
 
 
 def sweep(mark: str, known: set[tuple[int, int]]) -> list[int]:
-    """Wait while keepers end what is below them, then SIGKILL what carries `mark`, what is `known`, and all below. Returns pids."""
+    """SIGKILL what carries `mark`, what is `known`, and all below, after keepers had their time to end it. Returns pids."""
     begin = time.monotonic()
     killed: list[int] = []
     while True:

@@ -18,8 +18,9 @@ KEEP_BYTES = 16 << 20
 """Kept of each end of a longer log when the leg ends."""
 TAIL_BYTES = 64 << 10
 
+# CSI; OSC, DCS and the like; the rest
 _ESCAPE = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|[ -/]*[0-~])"  # CSI; OSC, DCS and the like; the rest
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|[ -/]*[0-~])"
     r"|\x9b[0-?]*[ -/]*[@-~]"
 )
 # C0 and C1 but tab and line feed; marks that turn the writing direction or are invisible
@@ -74,7 +75,7 @@ def last_lines(path: str | Path, count: int = 5) -> str:
 
 
 def finish_log(path: str | Path, secrets: Iterable[str] = (), limit: int = KEEP_BYTES) -> None:
-    """Redact the log in place, by rename, and keep at most both ends of a flooded one. Bytes that say nothing secret stay as they came."""
+    """Redact the log, by rename, and keep both ends of a flooded one. Bytes that say nothing secret stay as they came."""
     path = Path(path)
     first, cut, last = _ends(path, limit, limit)
     if not first:

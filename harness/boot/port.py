@@ -1,5 +1,8 @@
 """A port of our own on 127.0.0.1, and proof that it is still ours."""
 
+# pathlib would triple the cost of loops over /proc
+# ruff: noqa: PTH115, PTH123, PTH208
+
 from __future__ import annotations
 
 import contextlib
@@ -8,7 +11,7 @@ import os
 import random
 import socket
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 UNKNOWN = 0
@@ -63,7 +66,7 @@ def _binds(port: int, reuse_address: bool = False) -> bool:
 
 
 def free_port(lock_dir: str | Path | None = None) -> int:
-    """A free port on 127.0.0.1 that no other harness of this user takes, locked until `release_port` or the end of this process.
+    """A free port on 127.0.0.1 that no other harness of this user takes: locked until `release_port` or our end.
 
     Raises OSError when there is none.
     """
@@ -117,13 +120,8 @@ def _sockets(pid: int) -> set[str]:
     return found
 
 
-def listeners(port: int) -> set[int]:
-    """Pids that hold a socket listening on `port`; {UNKNOWN} for one whose holder cannot be seen."""
-    inodes = _listening(port)
-    return _holders(inodes, (int(name) for name in os.listdir("/proc") if name.isdigit())) if inodes else set()
-
-
 def _holders(inodes: set[str], pids: Iterable[int]) -> set[int]:
+    """Pids among `pids` that hold one of these sockets; UNKNOWN stands for sockets that none of them holds."""
     left = set(inodes)
     owners = set()
     for pid in pids:
@@ -133,17 +131,23 @@ def _holders(inodes: set[str], pids: Iterable[int]) -> set[int]:
     return owners | {UNKNOWN} if left else owners
 
 
-def foreign(port: int, tree: Iterable[int]) -> tuple[bool, set[int]]:
-    """(whether somebody listens on `port`, pids of listeners that are not held by `tree`)."""
+def _everybody() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def listeners(port: int) -> set[int]:
+    """Pids that hold a socket listening on `port`; UNKNOWN among them for one whose holder cannot be seen."""
     inodes = _listening(port)
-    ours = set().union(*(_sockets(pid) for pid in tree)) if inodes else set()
-    others = inodes - ours
-    return bool(inodes), listeners_of(others) if others else set()
+    return _holders(inodes, _everybody()) if inodes else set()
 
 
-def listeners_of(inodes: set[str]) -> set[int]:
-    """Pids that hold one of these sockets, UNKNOWN among them for one that cannot be seen."""
-    return _holders(inodes, (int(name) for name in os.listdir("/proc") if name.isdigit()))
+def foreign(port: int, tree: Callable[[], Iterable[int]]) -> tuple[bool, set[int]]:
+    """(whether somebody listens on `port`, pids that hold a listening socket which no process of `tree` holds)."""
+    inodes = _listening(port)
+    if not inodes:
+        return False, set()
+    others = inodes - set().union(*(_sockets(pid) for pid in tree()))
+    return True, _holders(others, _everybody()) if others else set()
 
 
 def holder_names(pids: Iterable[int]) -> str:

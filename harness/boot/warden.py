@@ -15,15 +15,21 @@ Ending means SIGTERM, after GRACE_S seconds SIGKILL, all of it within LIMIT_S.
 Protocol: one JSON object a line on stdin, one answer a line on stdout, in order, both with the same number "n"; none blocks.
 
     {"do": "spawn", "argv", "env", "log", "cwd"} -> {"id", "pid", "start"} | {"error"}
-    {"do": "status", "id", "tree": bool}         -> {"exit", "tree": [[pid, start]], "stopped": null | {"survivors", "signalled"}}
+    {"do": "status", "id", "tree": bool}         -> {"exit", "tree": [[pid, start]], "stopped"}
     {"do": "stop", "id", "grace_s"}              -> {} ; the outcome is told by later statuses
     {"do": "close"}                              -> {} ; as end of file
+
+"stopped" is null until a stop is done, then {"survivors", "signalled"}.
 """
+
+# pathlib would double the start-up
+# ruff: noqa: PTH110, PTH123, PTH208
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import select
@@ -160,8 +166,10 @@ def _keep(argv: list[str], env: dict[str, str], log: str, cwd: str, lifeline: in
     try:
         child = _start(argv, env, log, cwd)
     except OSError as error:
-        what = f": {error.filename}" if error.filename else ""
-        _write(report, {"error": f"{error.strerror}{what}", "errno": error.errno})
+        what = f": {error.filename}" if error.filename not in (None, argv[0]) else ""
+        if error.errno == errno.ENOENT and not what and os.path.exists(argv[0]):
+            what = " for the interpreter in its first line"
+        _write(report, {"error": f"{error.strerror}{what}"})
         return
     _write(report, {"pid": child, "start": proc.start_time(child)})
     childless = False
@@ -351,7 +359,7 @@ class Warden:
         messages: list[dict[str, Any]] = []
         while not messages and one.open:
             messages = one.read()
-        first = messages[0] if messages else {"error": "the keeper was killed"}
+        first: dict[str, Any] = messages[0] if messages else {"error": "the keeper was killed"}
         if "error" in first:
             if one.open:
                 os.close(life_write)

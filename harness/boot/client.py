@@ -1,0 +1,80 @@
+"""The control client: questions to an engine outside measured streams, bounded in time and size whatever the server does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from evenhand.engines.base import EngineError
+
+if TYPE_CHECKING:
+    import httpx
+
+ANSWER_BYTES = 16 << 20
+TIMEOUT_S = 5.0
+
+
+def base_url(url: str) -> str:
+    """The root of a server from any form a user may give: with or without a slash at the end, with or without /v1.
+
+    Raises EngineError for what is no http(s) URL of a server.
+    """
+    text = url.strip()
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        _ = parts.port
+    except ValueError as error:
+        raise EngineError(f"url: {url!r} is no URL ({error}); give one like http://127.0.0.1:8000") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise EngineError(f"url: {url!r} is no http or https URL; give one like http://127.0.0.1:8000")
+    if parts.query or parts.fragment:
+        raise EngineError(f"url: {url!r} has a query or a fragment; give the root of the server, like http://127.0.0.1:8000")
+    if "@" in parts.netloc:
+        raise EngineError("url: a name or a password in the URL would end up in the record; leave it out")
+    path = parts.path.rstrip("/")
+    path = path.removesuffix("/v1").rstrip("/")
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def control_client(url: str, timeout_s: float = TIMEOUT_S, limit_bytes: int = ANSWER_BYTES) -> httpx.Client:
+    """A client bound to the server's root: no proxies, no redirects, no compression, and no answer longer than either limit."""
+    import httpx
+
+    class Bounded(httpx.SyncByteStream):
+        def __init__(self, inner: httpx.SyncByteStream, deadline: float) -> None:
+            self.inner, self.deadline = inner, deadline
+
+        def __iter__(self) -> Iterator[bytes]:
+            size = 0
+            for part in self.inner:
+                size += len(part)
+                if size > limit_bytes:
+                    raise httpx.ReadError(f"the answer is longer than {limit_bytes} bytes")
+                if time.monotonic() > self.deadline:
+                    raise httpx.ReadTimeout(f"the answer took longer than {timeout_s:g} s")
+                yield part
+
+        def close(self) -> None:
+            self.inner.close()
+
+    class Transport(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            deadline = time.monotonic() + timeout_s
+            response = super().handle_request(request)
+            if response.headers.get("content-encoding", "identity") != "identity":
+                # a few kilobytes could become gigabytes
+                response.close()
+                raise httpx.ReadError("the answer is compressed although that was not asked for")
+            assert isinstance(response.stream, httpx.SyncByteStream)
+            response.stream = Bounded(response.stream, deadline)
+            return response
+
+    return httpx.Client(
+        base_url=url,
+        trust_env=False,
+        timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 2.0)),
+        headers={"accept-encoding": "identity"},
+        transport=Transport(trust_env=False),
+    )
