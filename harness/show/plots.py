@@ -123,10 +123,14 @@ def ladder_throughput(curves: Sequence[LadderCurve], *, notes: Sequence[str] = (
             **{**style, "marker": ""},
         )
         outside = len(curves) > 1 and curve is leftmost
+        drawn = [point for point, x, y in points if x is not None and y is not None]
+        ends = (*drawn[:1], *drawn[-1:])
         for point, x, y in points:
             if x is None or y is None:
                 continue
             _mark(axis, x, y, style, point.outcome)
+            if len(curves) > 3 and point not in ends:
+                continue
             axis.annotate(
                 str(point.concurrency),
                 (x, y),
@@ -139,7 +143,10 @@ def ladder_throughput(curves: Sequence[LadderCurve], *, notes: Sequence[str] = (
                 zorder=5,
             )
     axis.margins(0.08)
-    axis.set_xlim(left=0)
+    # lines close together and far from zero are spread out; the ticks say where they are
+    near = [point.stream_tps for curve in curves for point in curve.points if point.stream_tps is not None]
+    if not near or min(near) < 0.5 * max(near):
+        axis.set_xlim(left=0)
     axis.set_ylim(bottom=0)
     plain(axis, x="tokens/s per stream", y="tokens/s in total")
     legend(figure, [*((_handle(look(names, name)), name) for name in names), *_outcome_entries(curves)])
@@ -179,7 +186,7 @@ def ladder_ttft(curves: Sequence[LadderCurve], *, notes: Sequence[str] = ()) -> 
         _plain_log(axes[0])
         axes[0].set_ylabel("time to first token, s (log scale)")
     else:
-        axes[0].set_ylim(bottom=0)
+        axes[0].set_ylim(0, 1.08 * max(values, default=1.0))
     for axis in axes:
         axis.set_xticks(range(len(rungs)), [str(rung) for rung in rungs])
         axis.set_xlim(-0.4, len(rungs) - 0.6)
@@ -240,13 +247,14 @@ def _outcome_entries(curves: Sequence[LadderCurve]) -> list[tuple[Any, str]]:
 
 
 def _without_figures(curves: Sequence[LadderCurve]) -> list[str]:
-    return [
-        f"{curve.name}, c={point.concurrency}: {point.outcome.replace('_', ' ')}"
-        + (f" ({point.reason})" if point.reason else "")
-        for curve in curves
-        for point in curve.points
-        if not _served(point)
-    ]
+    """ "vllm.cpp, c=16, 32: refused (43.40 GiB needed)": one line per arm, outcome and reason."""
+    lost: dict[tuple[str, str, str], list[str]] = {}
+    for curve in curves:
+        for point in curve.points:
+            if not _served(point):
+                key = (curve.name, point.outcome.replace("_", " "), f" ({point.reason})" if point.reason else "")
+                lost.setdefault(key, []).append(str(point.concurrency))
+    return [f"{name}, c={', '.join(rungs)}: {outcome}{reason}" for (name, outcome, reason), rungs in lost.items()]
 
 
 @styled
