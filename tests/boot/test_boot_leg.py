@@ -83,11 +83,12 @@ def test_b58_ready_means_listed_and_a_token(boot: Boot) -> None:
 
 
 class Jumping:
-    """A clock that stands still until `jump` lets every deadline pass: no test waits, none depends on the machine's speed."""
+    """A clock that ticks when it is read, until `jump` lets every deadline pass: nothing depends on the machine's speed."""
 
     now = 0.0
 
     def __call__(self) -> float:
+        self.now += 0.2
         return self.now
 
     def jump(self) -> None:
@@ -127,7 +128,7 @@ def jumping_toy(clock: Jumping, served: int = 0, requests: int = 0) -> Toy:
 @pytest.mark.parametrize(
     ("options", "jump", "words"),
     [
-        ({"token_s": 1000}, {"requests": 2}, "not ready after 20 s: a 1-token completion fails: HTTP 500 not yet"),
+        ({"token_s": 1000}, {"requests": 2}, "not ready after 10000 s: a 1-token completion fails: HTTP 500 not yet"),
         ({"listed_s": 1000}, {"served": 1}, "it lists no model yet"),
         ({"hang": True}, {"requests": 1}, "a 1-token completion has not ended"),
     ],
@@ -135,7 +136,7 @@ def jumping_toy(clock: Jumping, served: int = 0, requests: int = 0) -> Toy:
 def test_b58_the_deadline_says_what_was_missing(boot: Boot, options: Any, jump: Any, words: str) -> None:
     """B58: never ready is a row that says which part was never ready."""
     clock = Jumping()
-    row = failed(boot(options, engine=jumping_toy(clock, **jump), clock=clock))
+    row = failed(boot(options, engine=jumping_toy(clock, **jump), clock=clock, ready_s=10_000.0))
     assert row.outcome == "launch_failed"
     assert words in (row.reason or "")
 
