@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from array import array
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -62,8 +62,7 @@ def random_ids(
     """
     allowed = _allowed(vocab, special)
     count = len(allowed)
-    words = array("Q")
-    words.frombytes(hashlib.shake_256(f"{seed}\0{key}".encode()).digest(8 * length))
+    words = struct.unpack(f"<{length}Q", hashlib.shake_256(f"{seed}\0{key}".encode()).digest(8 * length))
     ids = [allowed[word % count] for word in words]
     if ordinal is not None and ids:
         ids[0] = allowed[_permuted(seed, ordinal, count)]
@@ -171,5 +170,4 @@ def prompt_sha256(prompt: Sequence[int] | str) -> str:
     """Identity of a prompt: sha256 over its ids (64-bit little-endian) or its UTF-8 text."""
     if isinstance(prompt, str):
         return hashlib.sha256(prompt.encode()).hexdigest()
-    words = array("q", prompt)
-    return hashlib.sha256(words.tobytes()).hexdigest()
+    return hashlib.sha256(struct.pack(f"<{len(prompt)}q", *prompt)).hexdigest()
