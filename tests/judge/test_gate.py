@@ -1,0 +1,379 @@
+"""Whole gates: rules under their own preconditions, verdict and exit code."""
+
+import json
+
+import msgspec
+import pytest
+from judge_runs import POOL, S, columns, gate, gpu, manifest, request, run, sample
+
+from evenhand.judge.equality import compare
+from evenhand.judge.gate import judge_gate
+from evenhand.judge.planted import plant_token
+from evenhand.judge.verdict import Verdict, decode, encode, overall
+from evenhand.judge.view import JudgeError
+from evenhand.records import FileHash, PatchedFile
+
+TIMED = {"outputs": "identical", "ttft_p50": {"not_worse_by": 0.05}}
+
+
+def judge(made) -> Verdict:
+    return judge_gate(made, "2026-01-01T00:00:00Z")
+
+
+def rule(verdict, name="outputs"):
+    return next(r for r in verdict.rules if r.rule == name)
+
+
+def test_equal_arms_pass_with_a_claim_that_names_its_count():
+    got = judge(gate(rules={"outputs": "identical", "errors": 0, "engine_errors": 0}))
+    assert (got.status, got.exit_code, got.reasons) == ("pass", 0, [])
+    assert rule(got).reason == "identical on 40 of 40"
+    assert "vllm 0.32.0, model m, 8 seats, pool 900 blocks of 272 tokens, 2 and 2 boots" in got.claims[0]
+    assert got.outputs.planted.seen
+    assert (len(got.comparisons), len(got.controls)) == (2, 2)
+    assert got.order == ["base", "new", "new", "base"]
+    assert got.not_measured
+    assert got.widen
+
+
+def changed_token(number, arm, cell, i, again):
+    return {"ids": [10, 11, 99, 13], "text": "kl?n"} if arm == "new" and i == 3 else {}
+
+
+def test_one_token_changed_fails_with_index_and_both_tokens():
+    got = judge(gate(requests=changed_token))
+    assert (got.status, got.exit_code) == ("fail", 1)
+    assert "2 of 40 differ, the control 0 of 40; first ladder/c=1#3: token 2: 12 vs 99" in rule(got).reason
+
+
+def test_b71_a_control_that_differs_blames_nobody():
+    """B71: `identical` ends as control failed; without differing control, B is named."""
+
+    def unstable(number, arm, cell, i, again):
+        return {"ids": [10, 11, 90 + number, 13]} if i < 3 else {}
+
+    got = judge(gate(requests=unstable))
+    assert (got.status, got.exit_code) == ("control failed", 3)
+    assert "the baseline differs from itself on 3 of 40" in rule(got).reason
+    got = judge(gate(requests=unstable, rules={"outputs": "no worse than control"}))
+    assert (got.status, got.exit_code) == ("pass", 0)
+    assert rule(got).reason == "no worse than the control (6 of 40, control 3 of 20)"
+
+
+def test_no_worse_than_control_fails_by_an_exact_test():
+    got = judge(
+        gate(requests=lambda n, arm, c, i, r: {"ids": [1]} if arm == "new" else {}, rules={"outputs": "no worse than control"})
+    )
+    assert got.exit_code == 1
+    assert "exact one-sided p" in rule(got).reason
+
+
+def test_without_a_control_nobody_is_blamed():
+    made = gate(pairs=1, requests=changed_token, repeat=False)
+    got = judge(made)
+    assert got.status == "inconclusive"
+    made = gate(requests=changed_token, repeat=False)
+    assert judge(made).exit_code == 1  # two boots of the baseline are a control
+
+
+def test_within_boot_control_is_compared():
+    got = judge(gate(requests=lambda n, arm, c, i, again: {"ids": [5, 6]} if again and i == 0 else {}))
+    within = [c for c in got.controls if c.label.startswith("within")]
+    assert [c.mismatches for c in within] == [1]
+    assert got.exit_code == 3
+
+
+def test_b72_nothing_from_both_arms_is_no_evidence():
+    """B72: never 20/20 identical."""
+    got = judge(
+        gate(requests=lambda *_: {"outcome": "failed", "reason": "HTTP 500"}, rules={"outputs": "identical", "errors": 0})
+    )
+    assert (got.status, got.exit_code) == ("void", 2)
+    assert "no evidence: 0 of 40" in rule(got).reason
+    assert rule(got, "errors").status == "void"
+    empty = judge(gate(requests=lambda *_: None, count=20))
+    assert (empty.status, empty.exit_code) == ("void", 2)
+    assert "no evidence" in rule(empty).reason
+
+
+def test_failures_of_the_candidate_alone_fail_the_errors_rule():
+    got = judge(
+        gate(
+            requests=lambda n, arm, c, i, r: {"outcome": "failed"} if arm == "new" and i == 0 else {},
+            rules={"outputs": "identical", "errors": 0},
+        )
+    )
+    assert rule(got, "errors").status == "fail"
+    assert rule(got).status == "void"  # not all could be compared
+    assert got.exit_code == 1
+
+
+def test_b65_unpaired_requests_void_every_rule():
+    """B65: a request that one arm lacks is never 19/19 identical."""
+    got = judge(gate(requests=lambda n, arm, c, i, r: None if arm == "new" and i == 7 else {}, rules=TIMED))
+    assert {r.status for r in got.rules} == {"void"}
+    assert "unpaired requests: 2" in rule(got).reason
+    assert got.exit_code == 2
+
+
+def test_b18_other_prompts_are_an_invalid_pairing():
+    """B18: even where both texts are equal."""
+    got = judge(gate(requests=lambda n, arm, c, i, r: {"prompt_tokens": 9, "prompt_tokens_asked": 9} if arm == "new" else {}))
+    assert got.exit_code == 2
+    assert "invalid pairing" in rule(got).reason
+    assert "prompt differs (8 vs 9)" in rule(got).reason
+
+
+def test_b62_sampled_runs_cannot_be_compared_bit_for_bit():
+    """B62: temperature must stand in the recorded body."""
+    got = judge(gate(requests=lambda *_: {"sampling": {"seed": 0}}))
+    assert (rule(got).status, "sampled, not greedy" in rule(got).reason) == ("void", True)
+
+
+def test_b68_identical_needs_ids_unless_text_was_asked_for():
+    """B68: ids unknown do not satisfy a bit-for-bit gate."""
+
+    def textual(*_):
+        return {"ids": None, "text": "ab", "output_tokens": 2, "token_source": "usage"}
+
+    assert "token ids are unknown" in rule(judge(gate(requests=textual))).reason
+    got = judge(gate(requests=textual, rules={"outputs": "identical text"}))
+    assert rule(got).reason == "text-identical on 40 of 40; the engine returns no ids"
+
+
+def test_b48_a_warm_cache_against_a_cold_one():
+    """B48: no speed-up is claimed."""
+    got = judge(
+        gate(
+            pairs=6,
+            rules={"ttft_p50": {"not_worse_by": 0.05}},
+            requests=lambda n, arm, c, i, r: {"cached_tokens": None, "ttft_s": 0.4 if arm == "base" else 0.2},
+            cells=lambda n, arm, c: {"counters": {"prefix_queries": 10000, "prefix_hits": 9800 if arm == "new" else 0}},
+        )
+    )
+    assert got.exit_code == 2
+    assert "unequal prefix-cache state: 0.0 % and 98.0 %" in rule(got, "ttft_p50").reason
+    by_request = judge(gate(rules=TIMED, requests=lambda n, arm, c, i, r: {"cached_tokens": 8 if arm == "new" else 0}))
+    assert "100.0 %" in rule(by_request, "ttft_p50").reason
+    assert rule(by_request).status == "pass"
+
+
+def test_b61_arms_that_do_not_differ():
+    """B61: the same effective configuration twice is no comparison."""
+    got = judge(gate(compare="differ", rules=TIMED))
+    assert (got.status, got.exit_code) == ("void", 2)
+    assert "A/A: arms do not differ" in rule(got).reason
+    proved = judge(gate(compare="differ", legs=lambda n, arm: {"config": {"fast": arm == "new"}}))
+    assert proved.exit_code == 0
+
+
+def test_an_undeclared_equality_and_a_declared_one():
+    arms = [{"name": "base", "engine": "vllm"}, {"name": "new", "engine": "vllm"}]
+    got = judge(gate(compare="differ", scenario={"arm": arms}))
+    assert "A/A: arms do not differ" in got.reasons[0].text
+    assert judge(gate(compare="same")).exit_code == 0
+    arms[1] = arms[1] | {"env": {"X": "1"}}
+    assert "the arms differ" in judge(gate(compare="same", scenario={"arm": arms})).reasons[0].text
+
+
+def test_all_reasons_are_listed_at_once():
+    def differing(number, arm):
+        if arm == "base":
+            return {}
+        return {
+            "pool": msgspec.structs.replace(POOL, blocks=880),
+            "drafted_depth": 3,
+            "seats_resolved": 7,
+            "files": [FileHash(path="m/model.safetensors", sha256="bb", size_bytes=1)],
+            "config": {"mamba_cache_mode": "none"},
+        }
+
+    got = judge(gate(legs=differing, rules=TIMED))
+    text = " | ".join(r.text for r in got.reasons)
+    for words in (
+        "pools differ: base 900 blocks, new 880 blocks",
+        "drafted depth differ: base 0, new 3",
+        "seats resolved differ: base 8, new 7",
+        "model files differ",
+        "mamba_cache_mode 'align' and 'none'",
+    ):
+        assert words in text
+    assert got.exit_code == 2
+    assert {r.status for r in got.rules} == {"void"}
+
+
+PROOF = PatchedFile(
+    path="v1/core/x.py", action="modify", installed_sha256_before="i", installed_sha256_after="i", overlay_sha256="o",
+    loaded_from="001-new/overlay/vllm/v1/core/x.py", loaded_sha256="o",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("proof", "words"),
+    [
+        ([PROOF], None),
+        ([], "left no proof"),
+        ([msgspec.structs.replace(PROOF, loaded_sha256="i", loaded_from="/site/vllm/x.py")], "not the patched file"),
+        ([msgspec.structs.replace(PROOF, loaded_sha256=None, loaded_from=None)], "was not loaded by the engine"),
+        ([msgspec.structs.replace(PROOF, installed_sha256_after="j")], "changed during the run"),
+        ([msgspec.structs.replace(PROOF, action="delete", overlay_sha256=None)], "deleted by the patch but loaded"),
+    ],
+)
+def test_a_patch_is_proved_from_the_running_engine(proof, words):
+    arms = [{"name": "base", "engine": "vllm"}, {"name": "new", "engine": "vllm", "patch": "fix.patch"}]
+    got = judge(gate(compare="differ", scenario={"arm": arms}, legs=lambda n, arm: {"patched": proof if arm == "new" else []}))
+    if words is None:
+        assert got.exit_code == 0
+    else:
+        assert got.exit_code == 2
+        assert words in got.reasons[0].text
+
+
+def test_arms_that_differ_in_two_things():
+    arms = [{"name": "base", "engine": "vllm"}, {"name": "new", "engine": "vllm", "args": ["--x"], "env": {"Y": "1"}}]
+    got = judge(gate(compare="differ", scenario={"arm": arms}, legs=lambda n, arm: {"config": {"x": arm}}))
+    assert "arms differ in 2 things" in got.reasons[0].text
+
+
+def test_a_converted_model_never_passes_a_gate():
+    arms = [{"name": "base", "engine": "vllm"}, {"name": "new", "engine": "vllm", "model": "/models/m.gguf"}]
+    assert "a converted model may run in a ladder" in judge(gate(compare="differ", scenario={"arm": arms})).reasons[0].text
+
+
+def test_a_leg_that_died_or_is_missing():
+    got = judge(gate(legs=lambda n, arm: {"outcome": "died", "reason": "exit -9"} if n == 1 else {}))
+    assert "leg 1 (new) is died: exit -9" in got.reasons[0].text
+    made = gate()
+    made.legs.pop()
+    assert "base has 1 of 2 boots" in judge(made).reasons[0].text
+
+
+def test_b81_an_interrupted_run_is_no_full_arm():
+    """B81: refused as evidence, with how much there is."""
+    got = judge(gate(manifest={"status": "interrupted", "plan": {"legs": [{"cells": [{}] * 2}] * 4}}))
+    assert (got.partial, got.exit_code) == (True, 2)
+    assert "the run is interrupted: 5 of 8 cells" in got.reasons[0].text
+
+
+def timed(pairs=6, slow=1.0, jitter=0.002, rules=None, order=None, **kw):
+    def requests(number, arm, cell, i, again):
+        wobble = 1 + jitter * ((number * 7) % 5 - 2)
+        return {"ttft_s": 0.4 * wobble * (slow if arm == "new" else 1.0) * (1 + 0.001 * i)}
+
+    return gate(pairs=pairs, rules=rules or {"ttft_p50": {"not_worse_by": 0.05}}, requests=requests, order=order, **kw)
+
+
+def test_timing_passes_fails_and_waits_for_pairs():
+    assert judge(timed()).exit_code == 0
+    slow = judge(timed(slow=1.10))
+    assert slow.exit_code == 1
+    assert slow.timing[0].planted_seen
+    few = judge(timed(pairs=2))
+    assert few.exit_code == 4
+    assert "2 boot pairs, 1 timing rules need 5" in rule(few, "ttft_p50").reason
+    assert "5 boot pairs would let 1 timing rule be decided" in few.widen
+
+
+def test_b75_a_gate_that_is_not_interleaved():
+    """B75: AAABBB is void for times, and only for them."""
+    got = judge(timed(pairs=6, order="AAAAAABBBBBB", rules=TIMED))
+    assert rule(got, "ttft_p50").status == "void"
+    assert "not interleaved" in rule(got, "ttft_p50").reason
+    assert rule(got).status == "pass"
+
+
+def test_b76_unequal_clocks_touch_only_timing():
+    """B76: 1650 against 1500 MHz, and too few samples are not equal clocks."""
+
+    def with_clocks(base, new, samples=40):
+        made = timed(rules=TIMED)
+        made._gpu = [
+            gpu(leg.leg, leg.leg * 1000 + 0.4 * i, sm_clock_mhz=base if leg.arm == "base" else new)
+            for leg in made.legs
+            for i in range(samples)
+        ]
+        return judge(made)
+
+    got = with_clocks(1650, 1500)
+    assert rule(got).status == "pass"
+    assert "unequal clocks on GPU-a: 1650 and 1500 MHz (-9.1 %)" in rule(got, "ttft_p50").reason
+    assert with_clocks(1650, 1650).exit_code == 0
+    assert with_clocks(1650, 1665).exit_code == 0
+    assert "clock not observed" in rule(with_clocks(1650, 1650, 2), "ttft_p50").reason
+    assert any("GPU clocks: not observed" in n for n in judge(timed()).notes)
+
+
+def test_b64_a_rung_that_the_candidate_lacks():
+    """B64: a rung that is not there is no pass."""
+    got = judge(timed(cells=lambda n, arm, c: {"restarted": True} if n == 1 else {}))
+    assert rule(got, "ttft_p50").status == "void"
+    assert "ladder/c=1 on leg 1 (new): void" in rule(got, "ttft_p50").reason
+
+
+def test_b16_different_work_cannot_pass_a_throughput_rule():
+    """B16: an arm that stops early looks faster."""
+    rules = {"throughput": {"not_worse_by": 0.05}}
+    got = judge(gate(pairs=6, rules=rules, requests=lambda n, arm, c, i, r: {"ids": [1, 2]} if arm == "new" and i == 0 else {}))
+    assert "different work" in rule(got, "throughput").reason
+    assert got.exit_code == 2
+
+
+def test_peak_pool_is_judged_in_blocks():
+    made = gate(rules={"peak_pool": "not worse"}, cell_names=("pressure/14000",), count=1)
+    made._samples = [
+        sample(leg.leg * 1000 + 0.5, leg.leg, usage=(61 if leg.arm == "base" else 79) / 899, running=1) for leg in made.legs
+    ]
+    got = judge(made)
+    assert got.exit_code == 1
+    assert "pressure/14000 61 -> 79 blocks (+29.5 %)" in rule(got, "peak_pool").reason
+
+
+def test_engine_errors_are_lines_of_the_log():
+    rules = {"engine_errors": 0}
+    assert judge(gate(rules=rules, legs=lambda n, arm: {"log_errors": int(arm == "new")})).exit_code == 1
+    assert judge(gate(rules=rules, legs=lambda n, arm: {"log_errors": None})).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        (["pass", "void", "fail"], 1),
+        (["inconclusive", "control failed", "void"], 2),
+        (["inconclusive", "control failed"], 3),
+        (["pass", "inconclusive"], 4),
+        (["pass"], 0),
+        ([], 2),
+    ],
+)
+def test_the_first_present_decides(statuses, code):
+    assert overall(statuses)[1] == code
+
+
+def test_judged_again_it_is_the_same_but_for_its_time():
+    made = timed(pairs=12, rules=TIMED)
+    first, second = encode(judge_gate(made, "A")), encode(judge_gate(made, "B"))
+    assert first.replace(b'"A"', b'"B"') == second
+    assert decode(first).judged_utc == "A"
+
+    def strict(text):
+        raise AssertionError(text)
+
+    json.loads(first, parse_constant=strict)
+
+
+def test_a_run_without_a_gate_cannot_be_judged():
+    with pytest.raises(JudgeError, match="no gate"):
+        judge_gate(run(manifest=manifest()), "now")
+
+
+def test_a_planted_token_is_seen_and_a_blind_comparison_is_not():
+    a, b = columns(request("x#0"), request("x#1")), columns(request("x#0"), request("x#1"))
+    planted = plant_token(a, [0, 1], b, [0, 1])
+    assert planted.seen
+    assert "token 2 of x#1" in planted.what
+    assert compare(a, [0, 1], b, [0, 1], label="", legs=(0, 1)).mismatches == 0  # b is as it was
+    textual = [columns(request("x#0", ids=None, text="abcd", output_tokens=4)) for _ in range(2)]
+    assert "character 2" in plant_token(textual[0], [0], textual[1], [0]).what
+    empty = columns(request("x#0", ids=[], text=""))
+    assert plant_token(empty, [0], empty, [0]) is None
+    assert S == 10**9

@@ -1,0 +1,130 @@
+"""Pool pressure: sampled and exact peaks, retained states, paired rows."""
+
+import pytest
+from judge_runs import POOL, S, cell, leg, manifest, request, run, sample
+
+from evenhand.judge.exact import retained, series_text
+from evenhand.judge.pool import judge_pool
+from evenhand.judge.pressure import paired_pressure, pressure_rows
+from evenhand.judge.rules import parse_rules
+
+L = 14_000
+NAME = f"pressure/{L}"
+
+
+def at_blocks(t, blocks, **kw):
+    return sample(t, usage=blocks / 899, running=1, waiting=0, **kw)
+
+
+def probe_steps(*blocks, start=0.1):
+    return [{"kind": "step", "step": n, "t_ns": round((start + 0.01 * n) * S), "used_blocks": b} for n, b in enumerate(blocks)]
+
+
+def two_arms(base=(79,), new=(61,), cached=0, probes=None, settle=0.0):
+    legs, cells, rows, samples, probe = [], [], [], [], {}
+    for n, (arm, peaks) in enumerate([("base", base), ("new", new)] * max(len(base), len(new))):
+        pair = n // 2
+        if pair >= len(peaks):
+            continue
+        legs.append(leg(n, arm, pair=pair))
+        cells.append(
+            cell(NAME, n, arm, prompt_tokens=L, planned=1, settle_ns=2 * S, end_ns=2 * S, kind="pressure", output_tokens=None)
+        )
+        tokens = {"prompt_tokens": L, "prompt_tokens_asked": L, "cached_tokens": cached}
+        rows.append(request(f"{NAME}#0", leg=n, arm=arm, **tokens))
+        samples += [at_blocks(0.25, 20, leg=n), at_blocks(1.0, peaks[pair], leg=n), sample(2.5, leg=n, usage=settle)]
+        if probes:
+            probe[n] = probe_steps(*probes[arm])
+    return run(legs=legs, cells=cells, requests=rows, samples=samples, probe=probe, manifest=manifest())
+
+
+def pairs(made):
+    return paired_pressure(pressure_rows(made), made.legs, "base", "new")
+
+
+def test_a_row_says_how_its_peak_was_seen():
+    row = pressure_rows(two_arms())[0]
+    assert (row.peak_blocks, row.samples, row.largest_gap_s) == (79, 2, 1.0)
+    assert row.quantum_share == pytest.approx(1 / 899)
+    assert (row.settle_blocks, row.settle_reason, row.prefix, row.ttft_s) == (0, None, "none", 0.4)
+    assert (row.exact_blocks, row.exact_reason) == (None, "no probe")
+
+
+def test_paired_rows_reproduce_the_measured_change():
+    row = pairs(two_arms())[0]
+    assert (row.baseline_blocks, row.candidate_blocks, row.blocks) == (79, 61, -18)
+    assert row.change == pytest.approx(-0.228, abs=5e-4)
+    assert row.ratio == pytest.approx(61 / 79)
+    assert row.extra_tokens_per_prompt_token == pytest.approx(18 * 272 / L)
+    assert (row.exact, row.baseline_settle_blocks, row.candidate_settle_blocks) == (False, 0, 0)
+
+
+def test_exact_peaks_replace_sampled_ones_and_show_what_was_missed():
+    made = two_arms((172, 172), (61, 61), probes={"base": (20, 175, 172), "new": (20, 61)})
+    row = pressure_rows(made)[0]
+    assert (row.exact_blocks, row.exact_step, row.missed_blocks, row.blocks) == (175, 1, 3, 175)
+    paired = pairs(made)[0]
+    assert (paired.exact, paired.baseline_blocks, paired.baseline_sampled, paired.spread_blocks) == (True, 175, 172, 0)
+
+
+def test_a_pool_that_does_not_come_back():
+    assert pressure_rows(two_arms(settle=3 / 899))[0].settle_blocks == 3
+
+
+def test_rows_with_a_large_cached_prefix_stand_apart():
+    assert [pairs(two_arms(cached=c))[0].prefix for c in (0, 100, 7000)] == ["none", "some", "large"]
+
+
+def test_b33_an_arm_without_the_gauge_is_not_comparable():
+    """B33: not comparable for the pool."""
+    made = two_arms()
+    made._samples = [s if s.leg == 0 else sample(0.5, leg=1, running=1) for s in made._samples]
+    row = pairs(made)[0]
+    assert (row.blocks, row.change) == (None, None)
+    assert row.reason == "not comparable: candidate: absent"
+    assert judge_pool(parse_rules({"peak_pool": "not worse"})[0], [row], 2)[0] == "void"
+
+
+def judged(made, rule="not worse", boots=2):
+    return judge_pool(parse_rules({"peak_pool": rule})[0], pairs(made), boots)
+
+
+def test_more_blocks_than_before_fail():
+    status, reason = judged(two_arms((61, 61), (79, 79)))
+    assert status == "fail"
+    assert "61 -> 79 blocks (+29.5 %)" in reason
+
+
+def test_a_sampled_margin_is_at_least_the_spread_of_one_build():
+    made = two_arms((62, 65), (66, 67))
+    status, reason = judged(made)
+    assert (status, "A/A spread of 3 blocks" in reason) == ("pass", True)
+    assert judged(two_arms((65, 65), (66, 66)))[0] == "fail"
+    assert judged(two_arms((65, 65), (66, 66)), {"blocks": 1})[0] == "pass"
+
+
+def test_exact_peaks_take_no_such_margin():
+    made = two_arms((62, 65), (66, 66), probes={"base": (65,), "new": (66,)})
+    assert judged(made)[0] == "fail"
+
+
+def test_one_boot_is_not_enough():
+    assert judged(two_arms(), boots=1)[0] == "inconclusive"
+
+
+def test_retained_states_are_said_as_the_seed_says_them():
+    rows = [
+        {"kind": "request", "request": "r", "t_ns": S, "computed_tokens": 1664 * n, "state_blocks": 4 + n} for n in range(13)
+    ]
+    rows.append({"kind": "request", "request": "r", "t_ns": S, "computed_tokens": 21_000, "state_blocks": 16})
+    got = retained(rows, cell(end_ns=2 * S))[0]
+    assert (got.first, got.last, got.most, got.text) == (4, 16, 16, "4, 5, ..., 16")
+    assert got.growth_per_1000_tokens == pytest.approx(1000 / 1664)
+    assert series_text([5, 5, 5]) == "5"
+    assert series_text([2, 3, 3, 1]) == "2, 3"
+
+
+def test_a_null_result_is_a_row_like_any_other():
+    row = pairs(two_arms((61, 61), (61, 61)))[0]
+    assert (row.blocks, row.change, row.extra_tokens_per_prompt_token) == (0, 0.0, 0.0)
+    assert POOL.usable_blocks == 899
