@@ -391,9 +391,9 @@ def test_a_kill_loses_no_finished_request(tmp_path: Path) -> None:
     started = threading.Event()
 
     def script(sock: socket.socket, number: int, request: bytes) -> None:
-        if number < 4:
+        if number < 5:
             sock.sendall(tokens(4))
-        else:
+        else:  # request 5 was sent in the pass that read the end of 4: 3 was on disk before that pass began
             started.wait(10)
             os.kill(child[0].pid, signal.SIGKILL)
             sock.recv(1)
@@ -404,12 +404,12 @@ def test_a_kill_loses_no_finished_request(tmp_path: Path) -> None:
         started.set()
         child[0].wait()
     rows = recover(tmp_path / "rung-0.spill", OpenAIDialect(returns_ids=True))
-    assert [row.index for row in rows] == [0, 1, 2, 3]
+    assert [row.index for row in rows] in ([0, 1, 2, 3], [0, 1, 2, 3, 4])
     assert {row.outcome for row in rows} == {"ok"}
     assert rows[0].token_ids == [0, 1, 2, 3]
     spill = tmp_path / "rung-0.spill"
     spill.write_bytes(spill.read_bytes()[:-5])
-    assert [row.index for row in recover(spill, OpenAIDialect(returns_ids=True))] == [0, 1, 2]
+    assert recover(spill, OpenAIDialect(returns_ids=True)) == rows[:-1]
 
 
 def test_recovering_nothing(tmp_path: Path) -> None:
