@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from evenhand.engines import control, exposition, llamacpp, sglang, vllm, vllmcpp
-from evenhand.engines.base import Capabilities, Command, EngineError, Exit, Gauge, Settings
+from evenhand.engines.base import Capabilities, Command, Dialect, Engine, EngineError, Exit, Facts, Gauge, Launcher, Settings
 from evenhand.engines.openai import OpenAIDialect
 
 if TYPE_CHECKING:
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from evenhand.predict.shape import Allocation, Budget, ModelShape
     from evenhand.records import Pool
 
-KINDS: dict[str, Any] = {engine.name: engine for engine in (vllm.ENGINE, sglang.ENGINE, vllmcpp.ENGINE, llamacpp.ENGINE)}
+KINDS: dict[str, Engine] = {
+    "vllm": vllm.ENGINE,
+    "sglang": sglang.ENGINE,
+    "vllm.cpp": vllmcpp.ENGINE,
+    "llama.cpp": llamacpp.ENGINE,
+}
 PREFIXES = {"sglang:": "sglang", "llamacpp:": "llama.cpp", "vllm:": "vllm"}
 DEFAULT = "vllm"
 _MARK = "dialect:"
@@ -122,7 +127,7 @@ class AttachedFacts:
     def __init__(self) -> None:
         self._kinds: dict[str, str] = {}
 
-    def _as_kind(self, http: httpx.Client, read: Callable[[Any], T]) -> T:
+    def _as_kind(self, http: httpx.Client, read: Callable[[Facts], T]) -> T:
         url = str(http.base_url)
         if url not in self._kinds:
             metrics = control.get_text(http, "/metrics")
@@ -190,14 +195,14 @@ class AttachedEngine:
     simulated = False
 
     def __init__(self) -> None:
-        self.launcher = AttachedLauncher()
-        self.facts = AttachedFacts()
+        self.launcher: Launcher = AttachedLauncher()
+        self.facts: Facts = AttachedFacts()
 
-    def dialect(self, settings: Settings, capabilities: Capabilities) -> OpenAIDialect:
+    def dialect(self, settings: Settings, capabilities: Capabilities) -> Dialect:
         """The dialect of the kind that capabilities found."""
         kind = next((flag.removeprefix(_MARK) for flag in capabilities.flags if flag.startswith(_MARK)), DEFAULT)
-        dialect: OpenAIDialect = KINDS[kind].dialect(settings, capabilities)
-        return dialect.with_headers(headers(settings))
+        dialect = KINDS[kind].dialect(settings, capabilities)
+        return dialect.with_headers(headers(settings)) if isinstance(dialect, OpenAIDialect) else dialect
 
     def allocate(self, shape: ModelShape, budget: Budget) -> Allocation:
         """Unknown."""

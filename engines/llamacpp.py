@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenhand.engines import allocate, control, log_text, python_env
 from evenhand.engines.arguments import Arguments, check, flags_of
-from evenhand.engines.base import Capabilities, Command, EngineError, Exit, Settings
+from evenhand.engines.base import Capabilities, Command, EngineError, Exit, Facts, Launcher, Settings
 from evenhand.engines.gauges import counter, gauge
 from evenhand.engines.openai import OpenAIDialect
 from evenhand.engines.outcome import Pattern, judge_exit
@@ -202,8 +202,8 @@ class LlamacppEngine:
     simulated = False
 
     def __init__(self) -> None:
-        self.launcher = LlamacppLauncher()
-        self.facts = LlamacppFacts()
+        self.launcher: Launcher = LlamacppLauncher()
+        self.facts: Facts = LlamacppFacts()
 
     def dialect(self, settings: Settings, capabilities: Capabilities) -> OpenAIDialect:
         """Completions with ids in and text out; the prompt cache is said with every request."""

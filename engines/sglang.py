@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenhand.engines import allocate, control, exposition, log_text, python_env
 from evenhand.engines.arguments import Arguments, check, is_hybrid
-from evenhand.engines.base import Capabilities, Command, EngineError, Exit, Settings
+from evenhand.engines.base import Capabilities, Command, EngineError, Exit, Facts, Launcher, Settings
 from evenhand.engines.gauges import counter, gauge, share
 from evenhand.engines.openai import OpenAIDialect
 from evenhand.engines.outcome import Pattern, judge_exit
@@ -70,7 +70,7 @@ CHAINED = {"STANDALONE", "EAGLE", "EAGLE3", "NEXTN"}
 
 REFUSALS = (
     Pattern(
-        r"Hybrid \(mamba/linear-attention\) state cache is too small to serve any requests.*?(?:mamba_ratio=(?P<slots>\d+))?,"
+        r"Hybrid \(mamba/linear-attention\) state cache is too small to serve any requests(?:.*?mamba_ratio=(?P<slots>\d+))?"
     ),
     Pattern(
         r"Not enough GPU memory for hybrid \(mamba/linear-attention\) state cache"
@@ -337,8 +337,8 @@ class SglangEngine:
     simulated = False
 
     def __init__(self) -> None:
-        self.launcher = SglangLauncher()
-        self.facts = SglangFacts()
+        self.launcher: Launcher = SglangLauncher()
+        self.facts: Facts = SglangFacts()
 
     def dialect(self, settings: Settings, capabilities: Capabilities) -> OpenAIDialect:
         """Completions; ids where the build streams them."""

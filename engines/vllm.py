@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenhand.engines import allocate, control, exposition, log_text, python_env
 from evenhand.engines.arguments import Arguments, check, flags_of, is_hybrid
-from evenhand.engines.base import Capabilities, Command, Exit, Settings
+from evenhand.engines.base import Capabilities, Command, Exit, Facts, Launcher, Settings
 from evenhand.engines.gauges import counter, gauge, share
 from evenhand.engines.openai import OpenAIDialect
 from evenhand.engines.outcome import Pattern, judge_exit
@@ -419,8 +419,8 @@ class VllmEngine:
     simulated = False
 
     def __init__(self) -> None:
-        self.launcher = VllmLauncher()
-        self.facts = VllmFacts()
+        self.launcher: Launcher = VllmLauncher()
+        self.facts: Facts = VllmFacts()
 
     def dialect(self, settings: Settings, capabilities: Capabilities) -> OpenAIDialect:
         """Completions with ids; replays name tokens by id, so that tokens of equal text stay apart."""

@@ -11,7 +11,7 @@ import msgspec
 
 from evenhand.engines import allocate, control, log_text, python_env, vllm
 from evenhand.engines.arguments import Arguments, check, flags_of
-from evenhand.engines.base import Capabilities, Command, EngineError, Exit, Gauge, Settings
+from evenhand.engines.base import Capabilities, Command, EngineError, Exit, Facts, Gauge, Launcher, Settings
 from evenhand.engines.openai import OpenAIDialect
 from evenhand.engines.outcome import Pattern, judge_exit
 from evenhand.records import Pool
@@ -219,8 +219,8 @@ class VllmcppEngine:
     simulated = False
 
     def __init__(self) -> None:
-        self.launcher = VllmcppLauncher()
-        self.facts = VllmcppFacts()
+        self.launcher: Launcher = VllmcppLauncher()
+        self.facts: Facts = VllmcppFacts()
 
     def dialect(self, settings: Settings, capabilities: Capabilities) -> OpenAIDialect:
         """Completions with text only, and text only comes back."""
