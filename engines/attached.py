@@ -121,7 +121,7 @@ class AttachedLauncher:
 class AttachedFacts:
     """Reading the server as the engine that its series name; the kind is asked once per URL."""
 
-    gauges = _union()
+    gauges: tuple[Gauge, ...] = _union()
     metrics_path: str | None = "/metrics"
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenhand.engines import allocate, control, log_text, python_env
 from evenhand.engines.arguments import Arguments, check, flags_of
-from evenhand.engines.base import Capabilities, Command, EngineError, Exit, Facts, Launcher, Settings
+from evenhand.engines.base import Capabilities, Command, EngineError, Exit, Facts, Gauge, Launcher, Settings
 from evenhand.engines.gauges import counter, gauge
 from evenhand.engines.openai import OpenAIDialect
 from evenhand.engines.outcome import Pattern, judge_exit
@@ -127,7 +127,7 @@ class LlamacppLauncher:
 class LlamacppFacts:
     """Reading llama.cpp."""
 
-    gauges = GAUGES
+    gauges: tuple[Gauge, ...] = GAUGES
     metrics_path: str | None = "/metrics"
 
     def alive(self, http: httpx.Client) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenhand.engines import allocate, control, exposition, log_text, python_env
 from evenhand.engines.arguments import Arguments, check, is_hybrid
-from evenhand.engines.base import Capabilities, Command, EngineError, Exit, Facts, Launcher, Settings
+from evenhand.engines.base import Capabilities, Command, EngineError, Exit, Facts, Gauge, Launcher, Settings
 from evenhand.engines.gauges import counter, gauge, share
 from evenhand.engines.openai import OpenAIDialect
 from evenhand.engines.outcome import Pattern, judge_exit
@@ -214,7 +214,7 @@ def _speculation(settings: Settings, args: Arguments) -> None:
 class SglangFacts:
     """Reading SGLang."""
 
-    gauges = GAUGES
+    gauges: tuple[Gauge, ...] = GAUGES
     metrics_path: str | None = "/metrics"
 
     def alive(self, http: httpx.Client) -> bool:

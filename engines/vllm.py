@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenhand.engines import allocate, control, exposition, log_text, python_env
 from evenhand.engines.arguments import Arguments, check, flags_of, is_hybrid
-from evenhand.engines.base import Capabilities, Command, Exit, Facts, Launcher, Settings
+from evenhand.engines.base import Capabilities, Command, Exit, Facts, Gauge, Launcher, Settings
 from evenhand.engines.gauges import counter, gauge, share
 from evenhand.engines.openai import OpenAIDialect
 from evenhand.engines.outcome import Pattern, judge_exit
@@ -264,7 +264,7 @@ def _pool(settings: Settings, args: Arguments, on_cpu: bool) -> dict[str, str]:
 class VllmFacts:
     """Reading vLLM."""
 
-    gauges = GAUGES
+    gauges: tuple[Gauge, ...] = GAUGES
     metrics_path: str | None = "/metrics"
 
     def alive(self, http: httpx.Client) -> bool:

@@ -128,7 +128,7 @@ def _pool(settings: Settings, args: Arguments) -> None:
 class VllmcppFacts:
     """Reading vllm.cpp."""
 
-    gauges = GAUGES
+    gauges: tuple[Gauge, ...] = GAUGES
     metrics_path: str | None = "/metrics"
 
     def alive(self, http: httpx.Client) -> bool:

@@ -27,8 +27,8 @@ AUTUMN = Capabilities(
 REFUSAL = (
     "server: fatal: To serve 32 concurrent sequences, 43.40 GiB of recurrent (Mamba/GDN) state is needed, which is larger than "
     "the available 38.70 GiB. Speculative decoding widens that state to 9 snapshot slots per sequence "
-    "(num_speculative_tokens=8 + 1), so it costs 9x the non-speculative state. Reduce --max-num-seqs, lower num_speculative_tokens, or run without "
-    "speculative decoding."
+    "(num_speculative_tokens=8 + 1), so it costs 9x the non-speculative state. Reduce --max-num-seqs, lower "
+    "num_speculative_tokens, or run without speculative decoding."
 )
 
 
