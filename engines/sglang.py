@@ -80,7 +80,6 @@ REFUSALS = (
 )
 READY = "The server is fired up and ready to roll!"
 SIGQUIT = "Received sigquit from a child process"
-FATAL = (SIGQUIT, "Scheduler hit an exception", "Detokenizer hit an exception", "TokenizerManager hit an exception")
 NOT_OUT_OF_MEMORY = "SGLang killed itself after a child process failed; the exit code is not an out-of-memory kill"
 
 
@@ -281,8 +280,8 @@ class SglangFacts:
         return judge_exit(code, log, refusals=REFUSALS, ready=READY, notes=notes)
 
     def fatal(self, log_tail: str) -> str | None:
-        """Lines that a dying child leaves behind."""
-        return next(iter(log_text.lines_with(log_text.clean(log_tail), FATAL)), None)
+        """None: SGLang kills its whole process tree when a child fails, so its exit tells."""
+        return None
 
     def figures(self, log: str) -> dict[str, float]:
         """Memory and times of the start, state slots and what clamped the seats."""

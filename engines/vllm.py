@@ -102,13 +102,8 @@ REFUSALS = (
     Pattern(r"Cannot auto-fit max_model_len: not enough GPU memory"),
 )
 READY = "Application startup complete"
-FATAL = (
-    "EngineCore encountered a fatal error",
-    "EngineCore failed to start",
-    "AsyncLLM output_handler failed",
-    "EngineDeadError",
-    "died unexpectedly",
-)
+FATAL = ("EngineCore encountered a fatal error", "AsyncLLM output_handler failed", "EngineDeadError")
+"""A server can live on for a while after these; a failed start is left out: the process ends by itself and its exit is kept."""
 _ERROR_LINE = re.compile(r"^(?:\([^)]*\) )?(?:ERROR|CRITICAL)\b")
 _BACKEND = re.compile(r"Using (\S+) attention backend|Using (\w+) backend\b")
 
@@ -330,7 +325,7 @@ class VllmFacts:
         return judge_exit(code, log, refusals=REFUSALS, ready=READY, wrappers=WRAPPERS)
 
     def fatal(self, log_tail: str) -> str | None:
-        """Lines that a dead engine core leaves behind."""
+        """Lines that an engine core leaves behind when it dies under a server that goes on answering."""
         return next(iter(log_text.lines_with(log_text.clean(log_tail), FATAL)), None)
 
     def figures(self, log: str) -> dict[str, float]:

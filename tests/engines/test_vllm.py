@@ -382,3 +382,7 @@ def test_names_and_health() -> None:
 def test_every_gauge_that_has_a_recorded_series_is_found() -> None:
     names = {line.split("{")[0] for line in text("vllm_draft_metrics.txt").splitlines()}
     assert [gauge.name for gauge in FACTS.gauges if not names & set(gauge.metrics)] == []
+
+
+def test_a_failed_start_is_left_to_its_exit() -> None:
+    assert FACTS.fatal(text("vllm_refused_pool.log")) is None
