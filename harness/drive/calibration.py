@@ -25,23 +25,35 @@ _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nT
 
 
 class _Stream:
-    __slots__ = ("arrived", "buffer", "first", "left", "prompt", "sent", "sock", "total")
+    __slots__ = ("arrived", "buffer", "first", "left", "prompt", "sent", "sock", "unsent")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.buffer = b""
-        self.left = self.total = self.sent = self.prompt = 0
+        self.buffer = self.unsent = b""
+        self.left = self.sent = self.prompt = 0
         self.arrived = self.first = 0
+
+
+_EVENT = (
+    b'data: {"object":"text_completion","model":"model","choices":[{"index":0,"text":"x","logprobs":null,'
+    b'"finish_reason":%b,"token_ids":[7]}],"t":%d}\n\n'
+)
 
 
 def _chunk(payload: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(payload), payload)
 
 
+def _template() -> bytes:
+    """A chunk with one event and a place for its stamp (19 digits until the year 2286)."""
+    before, after = _chunk(_EVENT % (b"null", 10**18)).split(b"%d" % 10**18)
+    return before + b"%d" + after
+
+
 class Server:
     """One process, one epoll, no framework."""
 
-    def __init__(self, port: int, step_s: float, per_write: int, log: str | None) -> None:
+    def __init__(self, port: int, step_s: float, per_write: int, log: str | None, until_eof: bool) -> None:
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._listener.bind(("127.0.0.1", port))
@@ -50,8 +62,11 @@ class Server:
         self.port: int = self._listener.getsockname()[1]
         self._step_ns = round(step_s * 1e9)
         self._per_write = per_write
+        self._plain_write = _template() * per_write
         self._epoll = select.epoll()
         self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+        if until_eof:
+            self._epoll.register(0, select.EPOLLIN | select.EPOLLHUP)
         self._streams: dict[int, _Stream] = {}
         self._running: dict[int, _Stream] = {}
         self._generated = 0
@@ -59,14 +74,16 @@ class Server:
         self._log = open(log, "a") if log else None  # noqa: SIM115, PTH123
 
     def serve(self) -> None:
-        """For ever."""
+        """Until stdin closes, where that was asked for."""
         due = time.monotonic_ns() + self._step_ns
         while True:
             wait = (due - time.monotonic_ns()) / 1e9
             for fd, _ in self._epoll.poll(max(0.0, wait) if self._running else 1.0):
                 if fd == self._listener.fileno():
                     self._accept()
-                else:
+                elif fd == 0:
+                    return
+                elif fd in self._streams:
                     self._read(self._streams[fd])
             now = time.monotonic_ns()
             if now >= due:
@@ -131,7 +148,7 @@ class Server:
             if not asked.get("stream", False):
                 self._whole(stream, tokens)
                 return
-            stream.left = stream.total = tokens
+            stream.left = tokens
             stream.sent = stream.first = 0
             self._running[stream.sock.fileno()] = stream
             self._peak = max(self._peak, len(self._running))
@@ -158,8 +175,14 @@ class Server:
         self._send(stream, head + body)
 
     def _send(self, stream: _Stream, data: bytes) -> None:
+        """Send, or keep what the client does not take yet for the next step."""
+        if stream.unsent:
+            stream.unsent += data
+            data = stream.unsent
         try:
-            stream.sock.send(data)
+            stream.unsent = data[stream.sock.send(data) :]
+        except BlockingIOError:
+            stream.unsent = data
         except OSError:
             self._drop(stream)
 
@@ -167,31 +190,30 @@ class Server:
         for stream in list(self._running.values()):
             events = min(self._per_write, stream.left)
             stream.left -= events
-            self._generated += events
-            last = not stream.left
-            payload = b""
-            for number in range(events):
-                token = stream.sent + number
-                end = b'"length"' if last and number == events - 1 else b"null"
-                stamp = time.time_ns()
-                payload += _chunk(
-                    b'data: {"object":"text_completion","model":"model","choices":[{"index":0,"text":"x","logprobs":null,'
-                    b'"finish_reason":%b,"token_ids":[%d]}],"t":%d}\n\n' % (end, token % 1000, stamp)
-                )
             stream.sent += events
-            stream.first = stream.first or stamp
-            if last:
-                payload += _chunk(
-                    b'data: {"object":"text_completion","model":"model","choices":[],"usage":{"prompt_tokens":%d,'
-                    b'"completion_tokens":%d,"total_tokens":%d},"arrived":%d,"first":%d}\n\n'
-                    % (stream.prompt, stream.sent, stream.prompt + stream.sent, stream.arrived, stream.first)
-                )
-                payload += _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-                self._running.pop(stream.sock.fileno(), None)
-                if self._log is not None:
-                    self._log.write(f'{{"arrived":{stream.arrived},"first":{stream.first},"last":{stamp}}}\n')
-                    self._log.flush()
-            self._send(stream, payload)
+            self._generated += events
+            if stream.left:
+                stamp = time.time_ns()
+                self._send(stream, self._plain_write % ((stamp,) * self._per_write) if events == self._per_write else b"")
+                stream.first = stream.first or stamp
+            else:
+                self._last(stream, events)
+
+    def _last(self, stream: _Stream, events: int) -> None:
+        """The write that ends an answer: events, usage with the truth, [DONE], last chunk."""
+        stamp = time.time_ns()
+        stream.first = stream.first or stamp
+        usage = (
+            b'data: {"object":"text_completion","model":"model","choices":[],"usage":{"prompt_tokens":%d,'
+            b'"completion_tokens":%d,"total_tokens":%d},"arrived":%d,"first":%d}\n\n'
+            % (stream.prompt, stream.sent, stream.prompt + stream.sent, stream.arrived, stream.first)
+        )
+        payloads = [_EVENT % (b"null", stamp)] * (events - 1) + [_EVENT % (b'"length"', stamp), usage, b"data: [DONE]\n\n"]
+        self._running.pop(stream.sock.fileno(), None)
+        self._send(stream, b"".join(map(_chunk, payloads)) + b"0\r\n\r\n")
+        if self._log is not None:
+            self._log.write(f'{{"arrived":{stream.arrived},"first":{stream.first},"last":{stamp}}}\n')
+            self._log.flush()
 
 
 class CalibrationDialect:
@@ -230,9 +252,10 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.01, help="time between steps; every stream gets one write a step")
     parser.add_argument("--per-write", type=int, default=1, help="events in one write")
     parser.add_argument("--log", help="append one JSON line per request: arrived, first and last event, real-time ns")
+    parser.add_argument("--until-eof", action="store_true", help="end when stdin closes")
     options = parser.parse_args()
     kernel_stamps()
-    server = Server(options.port, options.step_s, options.per_write, options.log)
+    server = Server(options.port, options.step_s, options.per_write, options.log, options.until_eof)
     print(server.port, flush=True)
     try:
         server.serve()

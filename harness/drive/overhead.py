@@ -1,0 +1,313 @@
+"""`evenhand overhead`: what the client itself costs, against a server that stamps the kernel's clock into every event."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from evenhand.drive.calibration import CalibrationDialect
+from evenhand.drive.cell import CellResult, CellSpec, run_cell
+from evenhand.drive.decode import reads_of, take_apart
+from evenhand.drive.spill import exchanges, offsets
+from evenhand.drive.worker import environment
+from evenhand.engines.base import Gauge, Sampling
+from evenhand.records import Lag
+
+_STAMP = re.compile(rb'"t":(\d+)')
+_TRUTH = re.compile(rb'"arrived":(\d+),"first":(\d+)')
+_GAUGES = (
+    Gauge(name="running", metrics=("vllm:num_requests_running",), kind="gauge", meaning="sequences in the running batch"),
+    Gauge(name="usage", metrics=("vllm:kv_cache_usage_perc",), kind="gauge", meaning="share of the KV pool in use"),
+)
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Seconds; None where nothing was measured."""
+
+    p50_s: float | None
+    p99_s: float | None
+    max_s: float | None
+
+
+class RungOverhead(msgspec.Struct, frozen=True, kw_only=True):
+    """One concurrency: errors against the server's own stamps, over events that were the last of their read."""
+
+    concurrency: int
+    per_write: int
+    events: int
+    events_per_s: float
+    """While the rung ran."""
+    stamp: Spread
+    """arrival as reported - the server's send stamp"""
+    own: Spread
+    """time at which the client had read the event - the server's send stamp: what a client without kernel stamps reports"""
+    ttft: Spread
+    """reported - true time to first token; true: from the request's arrival at the server to its first event"""
+    load_over_ideal: float
+    """Wall time of the rung over requests/concurrency x steps x step time, minus 1."""
+    lag: Lag
+
+
+class SamplerEffect(msgspec.Struct, frozen=True, kw_only=True):
+    """The sampler off, on, and on at ten times the rate: medians over interleaved rounds."""
+
+    rounds: int
+    own_lag_p50_s: dict[str, float]
+    stamp_p99_s: dict[str, float]
+    ratio: dict[str, float]
+    """Median own lag over that of "off"; "off/off": even rounds of off over odd ones, the noise of the machine."""
+    jitter_p99_s: float | None
+    """The sampler's own deadline error, with the client at work (on)."""
+    scrape_p50_s: float | None
+
+
+class Overhead(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it."""
+
+    rungs: list[RungOverhead]
+    held: list[RungOverhead]
+    """Rising event rates at 8 events a write, up to the first that was not held."""
+    held_events_per_s: float | None
+    """Highest rate at which the rung took no more than 5 % over its ideal time. The server shares the machine: a lower bound."""
+    sampler: SamplerEffect | None = None
+
+
+@contextlib.contextmanager
+def calibration_server(step_s: float, per_write: int = 1, *options: str) -> Iterator[str]:
+    """Its base URL. The server ends with the block, or with this process."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "evenhand.drive.calibration", "--until-eof"]
+        + ["--step-s", str(step_s), "--per-write", str(per_write), *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        try:
+            process.wait(2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Quantiles of nanoseconds, in seconds (linear interpolation)."""
+    ordered = sorted(values)
+
+    def at(share: float) -> float | None:
+        if not ordered:
+            return None
+        place = share * (len(ordered) - 1)
+        low = int(place)
+        high = min(low + 1, len(ordered) - 1)
+        return (ordered[low] + (ordered[high] - ordered[low]) * (place - low)) / 1e9
+
+    return Spread(at(0.5), at(0.99), at(1.0))
+
+
+class Errors(NamedTuple):
+    """Nanoseconds against the server's truth."""
+
+    stamp: list[int]
+    own: list[int]
+    ttft: list[int]
+
+
+def errors(spill: str | Path, result: CellResult) -> Errors:
+    """Compare what was stored with what the server wrote into its events."""
+    ttft_ns = {row.index: round(row.ttft_s * 1e9) for row in result.rows if row.ttft_s is not None}
+    found = Errors([], [], [])
+    marks = offsets(spill)
+    for exchange in exchanges(spill, marks[1], marks[-1]):
+        reads, _ = reads_of(exchange)
+        last_of_read: dict[int, tuple[int, int]] = {}
+        for event in take_apart(reads, exchange.complete).events:
+            if (stamp := _STAMP.search(event.payload)) is not None:
+                last_of_read[event.read] = (event.at_ns, int(stamp[1]) - exchange.offset_ns)
+            elif (truth := _TRUTH.search(event.payload)) is not None and exchange.index in ttft_ns:
+                found.ttft.append(ttft_ns[exchange.index] - (int(truth[2]) - int(truth[1])))
+        for read, (at, sent) in last_of_read.items():
+            found.stamp.append(at - sent)
+            found.own.append(reads[read].own_ns - sent)
+    return found
+
+
+def measure_rung(
+    url: str, concurrency: int, step_s: float, *, per_write: int = 1, tokens: int = 100, laps: int = 3
+) -> RungOverhead:
+    """One closed-loop rung of laps x concurrency requests against a calibration server."""
+    with tempfile.TemporaryDirectory(prefix="evenhand-overhead-") as folder:
+        spill = Path(folder) / "rung.spill"
+        result = run_cell(
+            CellSpec(
+                leg=0,
+                arm="calibration",
+                cell=f"overhead/c={concurrency}",
+                base_url=url,
+                dialect=CalibrationDialect(),
+                model="model",
+                prompts=[[1, 2, 3]] * (laps * concurrency),
+                sampling=Sampling(max_tokens=tokens),
+                concurrency=concurrency,
+                spill_path=spill,
+                keep_spill=True,
+                processes=1,
+            )
+        )
+        found = errors(spill, result)
+    wall = (result.end_ns - result.start_ns) / 1e9 if result.start_ns is not None and result.end_ns is not None else 0.0
+    # A request waits for the next step, half a step on average when alone and a whole one in lock step, then takes its steps.
+    steps = -(-tokens // per_write)
+    ideal = laps * steps * step_s
+    return RungOverhead(
+        concurrency=concurrency,
+        per_write=per_write,
+        events=result.lag.events,
+        events_per_s=result.lag.events / wall if wall else 0.0,
+        stamp=spread(found.stamp),
+        own=spread(found.own),
+        ttft=spread(found.ttft),
+        load_over_ideal=wall / ideal - 1 if wall else 0.0,
+        lag=result.lag,
+    )
+
+
+def measure_held(
+    say: Callable[[str], None], concurrency: int = 32, per_write: int = 8
+) -> tuple[list[RungOverhead], float | None]:
+    """Raise the rate until a rung takes more than 5 % over its ideal time."""
+    tried: list[RungOverhead] = []
+    best: float | None = None
+    for step_ms in (8.0, 4.0, 2.0, 1.5, 1.2, 1.0, 0.8, 0.6, 0.5, 0.4):
+        with calibration_server(step_ms / 1e3, per_write) as url:
+            tokens = per_write * max(50, round(500 / step_ms))
+            rung = measure_rung(url, concurrency, step_ms / 1e3, per_write=per_write, tokens=tokens, laps=1)
+        tried.append(rung)
+        say(f"held? {concurrency * per_write / step_ms * 1e3:,.0f} events/s asked: {rung.load_over_ideal:+.1%} over ideal")
+        if rung.load_over_ideal > 0.05:
+            break
+        best = concurrency * per_write / step_ms * 1e3
+    return tried, best
+
+
+def measure_sampler(say: Callable[[str], None], rounds: int = 5, concurrency: int = 32) -> SamplerEffect:
+    """Interleaved rounds of off, on (0.25 s) and on x10 (0.025 s)."""
+    from evenhand.watch.sampler import Sampler
+
+    modes: dict[str, float | None] = {"off": None, "on": 0.25, "on x10": 0.025}
+    own: dict[str, list[float]] = {mode: [] for mode in modes}
+    stamp: dict[str, list[float]] = {mode: [] for mode in modes}
+    jitter: list[float] = []
+    scrape: list[float] = []
+    with calibration_server(0.01) as url, tempfile.TemporaryDirectory(prefix="evenhand-overhead-") as folder:
+        measure_rung(url, concurrency, 0.01, laps=1)
+        for number in range(rounds):
+            order = list(modes) if number % 2 == 0 else list(reversed(modes))
+            for mode in order:
+                interval_s = modes[mode]
+                sampler = None
+                if interval_s is not None:
+                    out = Path(folder) / f"{number}-{mode}"
+                    sampler = Sampler(0, url, _GAUGES, "/metrics", interval_s, out, nvml="off")
+                    sampler.start()
+                rung = measure_rung(url, concurrency, 0.01, laps=1)
+                if sampler is not None:
+                    report = sampler.stop()
+                    if mode == "on" and report.jitter_p99_s is not None and report.scrape_p50_s is not None:
+                        jitter.append(report.jitter_p99_s)
+                        scrape.append(report.scrape_p50_s)
+                own[mode].append(rung.lag.lag_p50_s or 0.0)
+                stamp[mode].append(rung.stamp.p99_s or 0.0)
+            say(f"sampler round {number + 1} of {rounds}")
+    medians = {mode: _median(values) for mode, values in own.items()}
+    ratio = {mode: medians[mode] / medians["off"] for mode in modes if mode != "off" and medians["off"]}
+    if rounds > 1 and (odd := _median(own["off"][1::2])):
+        ratio["off/off"] = _median(own["off"][::2]) / odd
+    return SamplerEffect(
+        rounds=rounds,
+        own_lag_p50_s=medians,
+        stamp_p99_s={mode: _median(values) for mode, values in stamp.items()},
+        ratio=ratio,
+        jitter_p99_s=_median(jitter) if jitter else None,
+        scrape_p50_s=_median(scrape) if scrape else None,
+    )
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def measure(
+    concurrency: Sequence[int] = (1, 8, 32, 128, 256),
+    *,
+    sampler_rounds: int = 5,
+    say: Callable[[str], None] = lambda line: None,
+) -> Overhead:
+    """The whole measurement, about a minute. `say` hears a line per part."""
+    rungs: list[RungOverhead] = []
+    for count in concurrency:
+        step_s = 0.01 if count <= 64 else 0.02
+        with calibration_server(step_s) as url:
+            rungs.append(measure_rung(url, count, step_s, laps=3 if count >= 8 else 5))
+        say(f"c={count}: {rungs[-1].events:,} events")
+    held, rate = measure_held(say)
+    sampler = measure_sampler(say, sampler_rounds) if sampler_rounds else None
+    return Overhead(rungs=rungs, held=held, held_events_per_s=rate, sampler=sampler)
+
+
+def as_markdown(found: Overhead) -> str:
+    """The tables, as plain text that is Markdown too."""
+    lines = [
+        "| c | events | stamp error p50 / p99 / max, us | own stamp p50 / p99 / max, us | TTFT error p50 / p99, us "
+        "| CPU per event, us | turn-around p50, ms | coalesced | over ideal |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for rung in found.rungs:
+        lag = rung.lag
+        coalesced = lag.coalesced / lag.events if lag.events else 0.0
+        lines.append(
+            f"| {rung.concurrency} | {rung.events:,} | {_us(rung.stamp.p50_s)} / {_us(rung.stamp.p99_s)} / {_us(rung.stamp.max_s)} "
+            f"| {_us(rung.own.p50_s)} / {_us(rung.own.p99_s)} / {_us(rung.own.max_s)} "
+            f"| {_us(rung.ttft.p50_s)} / {_us(rung.ttft.p99_s)} | {_us(lag.cpu_per_event_s, 1)} "
+            f"| {_us(lag.turnaround_p50_s, 2, 1e3)} | {coalesced:.1%} | {rung.load_over_ideal:+.1%} |"
+        )
+    stamps = {rung.lag.stamp for rung in found.rungs}
+    lines += ["", f"Stamps: {' and '.join(sorted(stamps))}. Errors are against the server's clock, read just before each send."]
+    if found.held_events_per_s is not None:
+        lines.append(
+            f"Highest rate held (32 streams, 8 events a write): {found.held_events_per_s:,.0f} events/s, a lower bound:"
+        )
+        lines.append("the server shares this machine.")
+    if found.sampler is not None:
+        effect = found.sampler
+        lines += ["", "| sampler | own lag p50, us | ratio to off | stamp error p99, us |", "|---|---:|---:|---:|"]
+        for mode, own in effect.own_lag_p50_s.items():
+            ratio = "1.00" if mode == "off" else f"{effect.ratio[mode]:.2f}" if mode in effect.ratio else "-"
+            lines.append(f"| {mode} | {_us(own)} | {ratio} | {_us(effect.stamp_p99_s[mode])} |")
+        off = f"{effect.ratio['off/off']:.2f}" if "off/off" in effect.ratio else "-"
+        lines += [
+            "",
+            f"Medians of {effect.rounds} interleaved rounds; off against off {off}. Sampler's deadline error p99 "
+            f"{_us(effect.jitter_p99_s)} us, scrape p50 {_us(effect.scrape_p50_s)} us.",
+        ]
+    return "\n".join(lines)
+
+
+def _us(seconds: float | None, digits: int = 0, scale: float = 1e6) -> str:
+    return "-" if seconds is None else f"{seconds * scale:,.{digits}f}"
