@@ -130,6 +130,7 @@ class Probe:
         self._low = self._usable
         self._step = self._preemptions = self._evictions = 0
         self._own_ns = self._span_ns = self._last_ns = 0
+        self._finished = False
         self._held: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._attention = self._state = 0
         self._watched: dict[str, int] = {}
@@ -250,8 +251,9 @@ class Probe:
             self._log.say(probe="off", version=self._version, missing=list(missing))
 
     def finish(self) -> None:
-        """Say what it cost."""
-        if self._undo and self._step:
+        """Say once what it cost."""
+        if self._undo and self._step and not self._finished:
+            self._finished = True
             self._log.say(probe="cost", steps=self._step, own_ns=self._own_ns, step_ns=self._span_ns)
 
     # --- the end of a step's scheduling -------------------------------------------------------------------------------
@@ -356,11 +358,11 @@ def attach(scheduler: Any, path: str) -> Probe | None:
     return probe
 
 
-def _hook(module: ModuleType, path: str) -> None:
+def _hook(module: ModuleType) -> None:
     """From now on every scheduler that this process makes is watched."""
     cls = getattr(module, "Scheduler", None)
     if cls is None:
-        log = Log(path)
+        log = Log(os.environ[LOG_VARIABLE])
         log.say(probe="off", version=_version(), missing=[f"{TARGET}.Scheduler"])
         log.close()
         return
@@ -371,7 +373,8 @@ def _hook(module: ModuleType, path: str) -> None:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        attach(self, path)
+        if path := os.environ.get(LOG_VARIABLE):
+            attach(self, path)
 
     __init__.evenhand_probe = True  # type: ignore[attr-defined]
     cls.__init__ = __init__
@@ -379,9 +382,6 @@ def _hook(module: ModuleType, path: str) -> None:
 
 class _OnImport:
     """Finder that hooks the scheduler's module when vLLM itself imports it: importing it early is slow, and circular."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Spec of TARGET with a loader that hooks it; None for every other module."""
@@ -397,7 +397,7 @@ class _OnImport:
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
             run(module)
-            _hook(module, self._path)
+            _hook(module)
 
         loader.exec_module = exec_module
         return spec
@@ -405,13 +405,12 @@ class _OnImport:
 
 def register() -> None:
     """Entry point of `vllm.general_plugins`: called once in every process of the engine. Never raises."""
-    path = os.environ.get(LOG_VARIABLE)
-    if not path or any(isinstance(finder, _OnImport) for finder in sys.meta_path):
+    if not os.environ.get(LOG_VARIABLE) or any(isinstance(finder, _OnImport) for finder in sys.meta_path):
         return
     try:
         if TARGET in sys.modules:
-            _hook(sys.modules[TARGET], path)
+            _hook(sys.modules[TARGET])
         else:
-            sys.meta_path.insert(0, _OnImport(path))
+            sys.meta_path.insert(0, _OnImport())
     except Exception as error:
         print(f"evenhand probe: off: {error}", file=sys.stderr)
