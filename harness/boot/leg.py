@@ -277,9 +277,11 @@ def boot_leg(
         stop=stop,
         clock=clock,
     )
-    if waited.how == "ready":
-        return Running(boot, url, dialect, capabilities, control_client(url), waited)
-    return _not_ready(boot, waited)
+    if waited.how != "ready":
+        return _not_ready(boot, waited)
+    if overlay is not None and (wrong := overlay.prove()[1]):
+        return boot.end("launch_failed", f"the engine did not run its overlay: {'; '.join(wrong[:3])}")
+    return Running(boot, url, dialect, capabilities, control_client(url), waited)
 
 
 def _listening(boot: _Boot) -> tuple[bool, set[int]]:
