@@ -62,6 +62,7 @@ def timing_legs(
             baseline=[a for a, _ in paired],
             candidate=[b for _, b in paired],
             control=_control(by_leg, baseline, control),
+            order=[(a.leg, b.leg) for a, b in zip(baseline, candidate, strict=False)],
             missing=missing,
         )
     return found

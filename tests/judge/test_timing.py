@@ -3,12 +3,13 @@
 import math
 import random
 
+import numpy as np
 import pytest
 from scipy import special, stats
 
 from evenhand.judge.rules import RuleError, pairs_needed, parse_rules, plan_power
 from evenhand.judge.student import betainc, bootstrap_interval, fisher_greater, holm, sign_flip, t_cdf, t_interval, t_quantile
-from evenhand.judge.timing import Legs, decide, interleaving, judge_timing, planted_seen, spread
+from evenhand.judge.timing import Legs, decide, fit_legs, interleaving, judge_timing, planted_seen, spread
 
 
 @pytest.mark.parametrize("df", [1, 2, 3, 5, 11, 30, 200])
@@ -52,7 +53,7 @@ def test_many_pairs_flip_by_sampling_and_repeat_exactly():
 def test_a_bootstrap_is_drawn_from_twelve_pairs_on():
     rng = random.Random(2)
     d = [rng.gauss(0, 0.03) for _ in range(12)]
-    assert spread(d[:11], 1).method == "t"
+    assert spread(d[:11], 1).method == "t of pairs"
     wide = spread(d, 1)
     assert "bootstrap" in wide.method
     assert wide.low <= t_interval(d)[0]
@@ -99,9 +100,29 @@ def test_the_sign_flip_must_confirm_a_fail():
 
 
 def test_planted_time_is_seen_in_calm_pairs_only():
-    assert planted_seen(CALM, 0.05, 3, 0)
-    assert planted_seen([v + 0.4 for v in CALM], 0.05, 3, 0)  # centred: the effect itself does not help
-    assert not planted_seen(NOISY, 0.05, 3, 0)
+    assert planted_seen(spread(CALM, 0), 0.05, 3, 0)
+    assert not planted_seen(spread(NOISY, 0), 0.05, 3, 0)
+    assert not planted_seen(spread([v + 0.4 for v in NOISY], 0), 0.05, 3, 0)  # centred: the effect itself does not help
+    assert not planted_seen(spread(CALM[:5], 0), 0.05, 3, 0)
+
+
+def test_the_fit_is_least_squares_over_all_legs():
+    rng = random.Random(3)
+    letters = "ABBAABBAABBA"
+    value = [rng.gauss(0, 0.03) + 0.005 * n + 0.04 * (c == "B") for n, c in enumerate(letters)]
+    a, b = ([(n, v) for n, (c, v) in enumerate(zip(letters, value, strict=True)) if c == side] for side in "AB")
+    effect, half = fit_legs(a, b)
+    design = np.array([[1.0, c == "B", n] for n, c in enumerate(letters)])
+    beta, rss, *_ = np.linalg.lstsq(design, np.array(value), rcond=None)
+    error = math.sqrt(rss[0] / 9 * np.linalg.inv(design.T @ design)[1, 1])
+    assert effect == pytest.approx(beta[1])
+    assert half == pytest.approx(stats.t.ppf(0.95, 9) * error)
+    assert effect == pytest.approx(np.mean([y for _, y in b]) - np.mean([x for _, x in a]))  # ABBA: drift cancels by itself
+
+
+def test_an_order_that_cannot_tell_effect_from_drift_gives_no_fit():
+    assert fit_legs([(0, 1.0)], [(1, 1.0)]) is None
+    assert fit_legs([(0, 1.0), (0, 1.1)], [(1, 1.0), (1, 1.2)]) is None
 
 
 def legs(a, b, **kw):

@@ -1,0 +1,66 @@
+"""How often the gate is wrong: simulated gates with known truth through the real judge.
+
+    python tests/benchmarks/calibration.py [--gates 400] [--requests 400] [--boot-sd 0.02 0.03 0.05] [--json FILE]
+
+Boot sd 2, 3 and 5 %, request sd 15 %, drift 0.5 % a leg, three timing rules, margin 5 %, 6 boot pairs, fixed seeds. Exits 1
+when at 3 % more than 2 % of the A/A gates fail, fewer than 70 % pass, or fewer than 90 % of the gates with a 10 % slow-down fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from evenhand.judge.simulate import Tally, World, play
+
+MUST = {"A/A fail": 0.02, "A/A pass": 0.70, "slow fail": 0.90}
+"""At a boot sd of 3 %."""
+
+
+def line(tally: Tally) -> str:
+    """One row of the table."""
+    shares = "  ".join(f"{name} {tally.share(name):6.1%}" for name in ("pass", "inconclusive", "fail"))
+    other = sum(n for name, n in tally.statuses.items() if name not in ("pass", "inconclusive", "fail"))
+    world = tally.world
+    return (
+        f"boot sd {world.boot_sd:4.0%}  true effect {world.effect:+4.0%}  {shares}  other {other}  "
+        f"too noisy {tally.too_noisy}  median smallest margin {tally.smallest_margin_p50:.1%}"
+    )
+
+
+def main() -> int:
+    """Play the gates and say what became of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gates", type=int, default=400)
+    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--boot-sd", type=float, nargs="+", default=[0.02, 0.03, 0.05])
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    tallies = []
+    ok = True
+    for boot_sd in asked.boot_sd:
+        for effect in (0.0, 0.10):
+            start = time.perf_counter()
+            world = World(boot_sd=boot_sd, effect=effect, requests=asked.requests, pairs=asked.pairs)
+            tally = play(world, asked.gates, seed=1)
+            tallies.append(tally)
+            print(f"{line(tally)}  ({time.perf_counter() - start:.0f} s)", flush=True)
+            if boot_sd == 0.03:
+                ok = ok and (
+                    tally.share("fail") >= MUST["slow fail"]
+                    if effect
+                    else tally.share("fail") <= MUST["A/A fail"] and tally.share("pass") >= MUST["A/A pass"]
+                )
+    if asked.json:
+        asked.json.write_bytes(msgspec.json.format(msgspec.json.encode(tallies), indent=1))
+    print("calibrated" if ok else "not calibrated: see the limits in this file")
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
