@@ -37,7 +37,8 @@ def _implied(pool: PoolRequest) -> dict[str, object]:
 
 
 def _vllm(settings: Settings, options: Options) -> Flags:
-    pool, cannot = settings.pool, []
+    pool = settings.pool
+    cannot: list[str] = []
     argv = ["--model", settings.model, "--served-model-name", settings.served_name]
     argv += _pairs(
         ("--max-model-len", settings.context),
@@ -63,7 +64,8 @@ def _vllm(settings: Settings, options: Options) -> Flags:
 
 
 def _sglang(settings: Settings, options: Options) -> Flags:
-    pool, cannot = settings.pool, []
+    pool = settings.pool
+    cannot: list[str] = []
     implied = _implied(pool)
     page = settings.block_tokens or 1
     tokens = pool.tokens if pool.tokens is not None else (pool.blocks * page if pool.blocks is not None else None)
@@ -91,7 +93,8 @@ def _sglang(settings: Settings, options: Options) -> Flags:
 
 
 def _vllmcpp(settings: Settings, options: Options) -> Flags:
-    pool, cannot = settings.pool, []
+    pool = settings.pool
+    cannot: list[str] = []
     old = options.build == "2026-07"
     argv = ["--model", settings.model, "--served-model-name", settings.served_name]
     argv += _pairs(

@@ -42,6 +42,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     state_slots: int | None = None
     async_scheduling: bool = True
     report_cached: bool = False
+    gauge_every: int = 1
+    """Gauges are refreshed every so many decode steps."""
     metrics: bool = True
     dev_mode: bool = False
     fast: bool = False

@@ -39,6 +39,9 @@ class Engine:
         """The gauges are refreshed when a step ends, not when they are read."""
         self.running = 0
         self.waiting = 0
+        self.used_slots = 0
+        self._every = max(1, setup.config.gauge_every)
+        self._decode_steps = 0
         self._wake = asyncio.Event()
         clock = setup.config.options.clock
         self._factor = FAST_FACTOR if setup.config.fast else 1.0
@@ -109,13 +112,17 @@ class Engine:
             outputs = scheduler.commit(state, done)
             if self.setup.config.options.faults.batch_dependent:
                 self._perturb(done, outputs)
-            self._refresh()
+            self._refresh(done)
             for output in outputs:
                 output.seq.sink.push(output.ids, output.finish)  # type: ignore[attr-defined]
 
-    def _refresh(self) -> None:
+    def _refresh(self, step: Step | None = None) -> None:
         state = self.state
+        self._decode_steps = 0 if step is None or step.prefill_tokens else self._decode_steps + 1
+        if self._decode_steps % self._every and scheduler.busy(state):
+            return  # stale gauges, as engines have them that report now and then
         self.usage_blocks = state.pool.used
+        self.used_slots = state.slots.used if state.slots else 0
         self.running = len(state.running)
         self.waiting = len(state.waiting)
         self.vitals.committed()

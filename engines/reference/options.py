@@ -77,7 +77,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """None: as the dialect's engine has it (SGLang: separate; the others: unified)."""
     state_bytes: int | str | None = None
     """Bytes free for recurrent state beside the pool (separate pools)."""
-    memory_bytes: int | str = 8 << 30
+    memory_bytes: int | str = 2 << 30
     """Bytes for pools where nothing else says so."""
     in_flight: Literal[0, 1] = 1
     """A step is in flight while the next one is scheduled."""

@@ -78,8 +78,7 @@ class Reply:
             data = b"%x\r\n%b\r\n%x\r\n%b\r\n" % (len(data), data, len(tail), tail)
         else:
             data = b"%x\r\n%b\r\n" % (len(data), data)
-        self.wire.write(data + b"e\r\ndata: [DONE]\n\n\r\n")
-        self.wire.end_stream()
+        self.wire.end_stream(data + b"e\r\ndata: [DONE]\n\n\r\n")
 
     def fail(self, message: str) -> None:
         """The engine gave the request up."""

@@ -23,7 +23,7 @@ class Refused(Exception):
     """Why the engine would not start; figures in bytes."""
 
     def __init__(
-        self, kind: str, needed: int = 0, available: int = 0, longest: int = 0, slots: int = 1, seats: int = 0
+        self, kind: str, needed: int = 0, available: int = 0, longest: int = 0, slots: int = 1, seats: int = 0, context: int = 0
     ) -> None:
         super().__init__(kind)
         self.kind = kind
@@ -32,6 +32,7 @@ class Refused(Exception):
         self.longest = longest
         self.slots = slots
         self.seats = seats
+        self.context = context
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +48,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     state_groups: int
     state_slots: int
     """Slots of a separate state pool."""
+    slots_each: int
+    """Slots that one request takes there."""
     state_row_bytes: int
     """One layer's state."""
     state_dtype: str
@@ -61,7 +64,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     def state(self) -> State:
         """A fresh engine."""
         slots = None if self.unified or not self.state_slots else BlockPool(self.state_slots, null=False)
-        return make_state(self.rules, self.pool_blocks, 0 if slots else self.state_groups, self.null_gap_fix, slots)
+        groups = 0 if slots else self.state_groups
+        return make_state(self.rules, self.pool_blocks, groups, self.null_gap_fix, slots, self.slots_each)
 
 
 def resolve(config: EngineConfig, *, defaults: Defaults) -> Setup:
@@ -109,6 +113,7 @@ def resolve(config: EngineConfig, *, defaults: Defaults) -> Setup:
             needed=one * block_bytes,
             available=blocks * block_bytes,
             longest=max(0, (blocks - groups * slots_each) * block),
+            context=context,
         )
     if seats < 1 or (not unified and blocks < 1):
         raise Refused("state")
@@ -136,6 +141,7 @@ def resolve(config: EngineConfig, *, defaults: Defaults) -> Setup:
         block_bytes=block_bytes,
         state_groups=groups,
         state_slots=state_slots,
+        slots_each=defaults.slots_each(config.depth),
         state_row_bytes=row,
         state_dtype=state_dtype,
         attention_bytes=per_token,
@@ -171,11 +177,15 @@ class Defaults:
     """The number of blocks asked for counts blocks as the engine resolves them, not blocks of the size asked for."""
     checks_one_request = True
 
+    def slots_each(self, depth: int) -> int:
+        """Slots of a separate state pool that one request takes."""
+        return 1 + depth
+
     def split(
         self, config: EngineConfig, shape: Shape, row: int, per_token: int, seats: int, pool_bytes: int
     ) -> tuple[int, int, int]:
         """Two pools: (seats, state slots, bytes for attention). Raises Refused."""
-        slots = 1 + config.depth
+        slots = self.slots_each(config.depth)
         needed = row * shape.state_layers * slots * seats
         free = bytes_of(config.options.state_bytes) if config.options.state_bytes is not None else None
         if free is not None and needed > free:
@@ -219,6 +229,10 @@ class SglangDefaults(Defaults):
     aligned = False
     checks_one_request = False
 
+    def slots_each(self, depth: int) -> int:
+        """The states of drafted tokens stand apart."""
+        return 1
+
     def split(
         self, config: EngineConfig, shape: Shape, row: int, per_token: int, seats: int, pool_bytes: int
     ) -> tuple[int, int, int]:
@@ -239,5 +253,5 @@ class SglangDefaults(Defaults):
         seats = min(seats, slots // ratio)
         taken = each * (slots + 1 + verify * (seats + 1))
         if seats < 1 or taken >= rest:
-            raise Refused("state", needed=taken, available=rest, slots=ratio, seats=seats)
-        return seats, slots + verify * seats, rest - taken
+            raise Refused("state", needed=taken, available=rest, slots=ratio, seats=slots)
+        return seats, slots, rest - taken

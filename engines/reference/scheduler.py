@@ -157,12 +157,19 @@ class State:
     """(request, computed tokens, attention blocks, states retained per group) where blocks were retired, when asked for."""
 
 
-def make_state(rules: Rules, pool_blocks: int, state_groups: int, null_gap_fix: bool, slots: BlockPool | None = None) -> State:
-    """A fresh engine: one pool for attention and state groups, or `slots` apart for the state."""
+def make_state(
+    rules: Rules,
+    pool_blocks: int,
+    state_groups: int,
+    null_gap_fix: bool,
+    slots: BlockPool | None = None,
+    slots_each: int | None = None,
+) -> State:
+    """A fresh engine: one pool for attention and state groups, or `slots` apart for the state, `slots_each` a request."""
     pool = BlockPool(pool_blocks)
     groups: list[Group] = [AttentionGroup(pool, 0, rules.block_tokens)]
     if slots is not None:
-        groups.append(FixedStateGroup(slots, 1, rules.depth))
+        groups.append(FixedStateGroup(slots, 1, rules.depth if slots_each is None else slots_each - 1))
     else:
         for number in range(1, state_groups + 1):
             if rules.aligned:

@@ -118,9 +118,10 @@ class Wire(asyncio.Protocol):
     def chunk(self, data: bytes) -> None:
         self.write(b"%x\r\n%b\r\n" % (len(data), data))
 
-    def end_stream(self) -> None:
+    def end_stream(self, data: bytes = b"") -> None:
+        """The last chunk, behind `data` that is framed already."""
         self.gone = None
-        self.write(LAST_CHUNK)
+        self.write(data + LAST_CHUNK)
 
     def cut(self) -> None:
         """Close without saying why."""

@@ -149,7 +149,7 @@ class VllmDialect(Dialect):
 
     def refusal(self, refused: Refused, setup: EngineConfig) -> Words:
         error = (
-            f"ValueError: To serve at least one request with the model's max seq len ({setup.context or '?'}), "
+            f"ValueError: To serve at least one request with the model's max seq len ({refused.context}), "
             f"({refused.needed / GIB:.2f} GiB KV cache is needed, which is larger than the available KV cache memory "
             f"({refused.available / GIB:.2f} GiB). Based on the available memory, the estimated maximum model length is "
             f"{refused.longest}. Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the "
@@ -272,7 +272,7 @@ def _server_info(server: Server) -> Answer:
     speculative: dict[str, Any] | None = None
     if config.depth:
         speculative = {"method": config.method, "num_speculative_tokens": config.depth, "model": config.draft}
-    info = {
+    info: dict[str, Any] = {
         "model_config": {
             "model": config.model,
             "dtype": f"torch.{setup.shape.dtype if config.dtype in (None, 'auto') else config.dtype}",
