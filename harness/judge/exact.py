@@ -1,9 +1,11 @@
 """What the in-engine probe saw: exact peaks step by step, and retained recurrent states per request.
 
-Probe rows of a leg are read leniently, since they come from inside another process. Two kinds are used:
+Rows come from inside another process and are read leniently. Used of them (engines/probes says how they are taken):
 
-    {"kind": "step", "step": n, "t_ns": monotonic, "used_blocks": n}
-    {"kind": "request", "request": id, "t_ns": monotonic, "computed_tokens": n, "state_blocks": n}
+    {"t_ns", "step", "used", ...}                        blocks in use at the step's worst moment
+    {"t_ns", "request", "computed", "state", "kept"}     state blocks by group: held after allocation, kept after retiring
+    {"probe": "off", "missing": [...]}                   why it fell silent
+    {"probe": "dropped", "rows": n}                      rows that were lost
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ def exact_peak(probe: Sequence[dict[str, Any]], cell: CellRow) -> ExactPeak | No
     best: tuple[int, int | None] | None = None
     steps = 0
     for row in probe:
-        used = row.get("used_blocks")
-        if row.get("kind") != "step" or not isinstance(used, int) or not _inside(row, cell):
+        used = row.get("used")
+        if "step" not in row or not isinstance(used, int) or not _inside(row, cell):
             continue
         steps += 1
         if best is None or used > best[0]:
@@ -58,16 +60,46 @@ def exact_peak(probe: Sequence[dict[str, Any]], cell: CellRow) -> ExactPeak | No
     return None if best is None else ExactPeak(blocks=best[0], step=best[1], steps=steps)
 
 
-def retained(probe: Sequence[dict[str, Any]], cell: CellRow) -> list[Retained]:
-    """One series per request of the cell, in order of appearance."""
-    series: dict[str, list[tuple[int, int]]] = {}
+def silence(probe: Sequence[dict[str, Any]]) -> str:
+    """Why the probe gave no step of a cell."""
+    if not probe:
+        return "no probe"
     for row in probe:
-        blocks, computed = row.get("state_blocks"), row.get("computed_tokens")
-        if row.get("kind") != "request" or not isinstance(blocks, int) or not isinstance(computed, int):
+        if row.get("probe") == "off":
+            missing = row.get("missing")
+            what = ", ".join(map(str, missing)) if isinstance(missing, list) else "no reason given"
+            return f"the probe turned itself off: {what}"
+    return "the probe logged no step in this cell"
+
+
+def lost_rows(probe: Sequence[dict[str, Any]]) -> int:
+    """Rows that the probe's writer had to drop: with any, an exact peak is only a lower bound."""
+    return max((row["rows"] for row in probe if row.get("probe") == "dropped" and isinstance(row.get("rows"), int)), default=0)
+
+
+def retained(probe: Sequence[dict[str, Any]], cell: CellRow) -> list[Retained]:
+    """One series per request of the cell, in order of appearance.
+
+    Counted where blocks are removed, before the step allocates one more, as far as the probe saw that moment; of several state
+    groups the one that holds most.
+    """
+    held: dict[str, list[tuple[int, int]]] = {}
+    kept: dict[str, list[tuple[int, int]]] = {}
+    for row in probe:
+        request, computed = row.get("request"), row.get("computed")
+        if request is None or not isinstance(computed, int) or not _inside(row, cell):
             continue
-        if _inside(row, cell):
-            series.setdefault(str(row.get("request", "?")), []).append((computed, blocks))
-    return [_retained(request, points) for request, points in series.items()]
+        for name, series in (("state", held), ("kept", kept)):
+            blocks = _most(row.get(name))
+            if blocks is not None:
+                series.setdefault(str(request), []).append((computed, blocks))
+    return [_retained(request, kept.get(request) or points) for request, points in held.items()]
+
+
+def _most(groups: Any) -> int | None:
+    """The largest of the groups' counts; None where there are none."""
+    counts = [c for c in (groups if isinstance(groups, list | tuple) else [groups]) if isinstance(c, int)]
+    return max(counts, default=None)
 
 
 def _retained(request: str, points: list[tuple[int, int]]) -> Retained:

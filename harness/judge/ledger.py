@@ -196,7 +196,7 @@ def _slope(points: list[tuple[float, float]]) -> tuple[float | None, str | None]
 
 def _weights(leg: LegRow) -> float | None:
     """Bytes of the loaded model, from the engine's log."""
-    for name in ("model_bytes", "weights_bytes", "model_load_bytes"):
+    for name in ("weight_memory_bytes", "model_memory_bytes"):
         value = leg.figures.get(name)
         if value is not None:
             return value

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from evenhand.judge.columns import Reader
-from evenhand.judge.exact import ExactPeak, Retained, exact_peak, retained
+from evenhand.judge.exact import ExactPeak, Retained, exact_peak, lost_rows, retained, silence
 from evenhand.judge.gauges import blocks_of, pool_peak, settled
 from evenhand.judge.ladder import cell_row
 from evenhand.judge.stats import median
@@ -116,7 +116,8 @@ def _row(run: RunView, reader: Reader, cell: CellRow, leg: LegRow | None, until_
     usable = (pool.usable_blocks or pool.blocks) if pool else None
     settle = settled(samples, cell, until_ns)
     probe = reader.probe(cell.leg)
-    exact = exact_peak(probe, cell)
+    lost = lost_rows(probe)
+    exact = exact_peak(probe, cell) if not lost else None
     cached = [columns.cached_tokens[i] for i in good]
     most_cached = max((c for c in cached if c is not None), default=None)
     ttfts = [columns.ttft_s[i] for i in good]
@@ -140,7 +141,7 @@ def _row(run: RunView, reader: Reader, cell: CellRow, leg: LegRow | None, until_
         preemptions=judged.preemptions,
         exact_blocks=exact.blocks if exact else None,
         exact_step=exact.step if exact else None,
-        exact_reason=None if exact else ("no probe" if not probe else "the probe logged no step in this cell"),
+        exact_reason=None if exact else (f"the probe dropped {lost} rows" if lost else silence(probe)),
         missed_blocks=_missed(exact, top.blocks),
         retained=retained(probe, cell),
     )

@@ -3,7 +3,7 @@
     python tests/benchmarks/calibration.py [--gates 400] [--requests 400] [--boot-sd 0.02 0.03 0.05] [--json FILE]
 
 Boot sd 2, 3 and 5 %, request sd 15 %, drift 0.5 % a leg, three timing rules, margin 5 %, 6 boot pairs, fixed seeds. Exits 1
-when at 3 % more than 2 % of the A/A gates fail, fewer than 70 % pass, or fewer than 90 % of the gates with a 10 % slow-down fail.
+when at 3 % more than 2 % of the A/A gates fail, fewer than 70 % pass, or fewer than 90 % of those with a 10 % slow-down fail.
 """
 
 from __future__ import annotations

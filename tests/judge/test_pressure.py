@@ -17,7 +17,7 @@ def at_blocks(t, blocks, **kw):
 
 
 def probe_steps(*blocks, start=0.1):
-    return [{"kind": "step", "step": n, "t_ns": round((start + 0.01 * n) * S), "used_blocks": b} for n, b in enumerate(blocks)]
+    return [{"step": n, "t_ns": round((start + 0.01 * n) * S), "used": b, "free": 899 - b} for n, b in enumerate(blocks)]
 
 
 def two_arms(base=(79,), new=(61,), cached=0, probes=None, settle=0.0):
@@ -113,15 +113,29 @@ def test_one_boot_is_not_enough():
 
 
 def test_retained_states_are_said_as_the_seed_says_them():
-    rows = [
-        {"kind": "request", "request": "r", "t_ns": S, "computed_tokens": 1664 * n, "state_blocks": 4 + n} for n in range(13)
-    ]
-    rows.append({"kind": "request", "request": "r", "t_ns": S, "computed_tokens": 21_000, "state_blocks": 16})
+    def row(computed, kept, state):
+        return {"request": "r", "t_ns": S, "computed": computed, "attention": 1, "state": state, "kept": kept}
+
+    rows = [row(1664 * n, [4 + n] * 3, [5 + n] * 3) for n in range(13)] + [row(21_000, [16, 15, 16], [16] * 3)]
     got = retained(rows, cell(end_ns=2 * S))[0]
     assert (got.first, got.last, got.most, got.text) == (4, 16, 16, "4, 5, ..., 16")
     assert got.growth_per_1000_tokens == pytest.approx(1000 / 1664)
+    never_retired = retained([row(100, None, [2, 3])], cell(end_ns=2 * S))[0]
+    assert (never_retired.most, never_retired.text, never_retired.growth_per_1000_tokens) == (3, "3", None)
+    assert retained([row(100, None, [])], cell(end_ns=2 * S)) == []
     assert series_text([5, 5, 5]) == "5"
     assert series_text([2, 3, 3, 1]) == "2, 3"
+
+
+def test_a_probe_that_fell_silent_or_lost_rows_gives_no_exact_peak():
+    made = two_arms(probes={"base": (79,), "new": (61,)})
+    made._probe = {
+        0: [{"probe": "off", "missing": ["BlockPool.touch"]}],
+        1: [*probe_steps(61), {"probe": "dropped", "rows": 7}],
+    }
+    base, new = pressure_rows(made)
+    assert (base.exact_blocks, base.exact_reason) == (None, "the probe turned itself off: BlockPool.touch")
+    assert (new.exact_blocks, new.exact_reason) == (None, "the probe dropped 7 rows")
 
 
 def test_a_null_result_is_a_row_like_any_other():
