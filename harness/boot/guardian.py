@@ -31,7 +31,7 @@ evenhand = types.ModuleType("evenhand")
 evenhand.__path__ = [sys.argv[1]]
 sys.modules["evenhand"] = evenhand
 from evenhand.boot.warden import main
-main(int(sys.argv[2]))
+main(int(sys.argv[2]), float(sys.argv[3]))
 """
 
 
@@ -71,8 +71,10 @@ class Guardian:
     (`poll` then says -9) and the next `spawn` starts new ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float = warden.GRACE_S) -> None:
+        """`grace_s`: SIGTERM to SIGKILL when the harness or a guardian process is gone."""
         self.key = uuid.uuid4().hex
+        self._grace_s = grace_s
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._sent = 0
@@ -95,7 +97,7 @@ class Guardian:
         if self._process is None:
             home = str(Path(warden.__file__).resolve().parent.parent)
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, home, str(os.getpid())],
+                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, home, str(os.getpid()), str(self._grace_s)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -214,7 +216,7 @@ class Guardian:
         self._process = None
         known = {key for tree in self._known.values() for key in tree}
         self._known = {}
-        sweep(f"{MARK}={self.key}", known)
+        sweep(f"{MARK}={self.key}", known, self._grace_s + 1)
 
 
 def _line(pipe: Any) -> bytes:
@@ -228,7 +230,7 @@ def _line(pipe: Any) -> bytes:
     return b"".join(parts).splitlines()[-1]
 
 
-def sweep(mark: str, known: set[tuple[int, int]]) -> list[int]:
+def sweep(mark: str, known: set[tuple[int, int]], patience_s: float) -> list[int]:
     """SIGKILL what carries `mark`, what is `known`, and all below, after keepers had their time to end it. Returns pids."""
     begin = time.monotonic()
     killed: list[int] = []
@@ -239,6 +241,6 @@ def sweep(mark: str, known: set[tuple[int, int]]) -> list[int]:
         elapsed = time.monotonic() - begin
         if not found or elapsed > warden.LIMIT_S:
             return killed
-        if elapsed > warden.GRACE_S + 1:
+        if elapsed > patience_s:
             killed += [pid for pid, start in found if proc.send(pid, start, signal.SIGKILL)]
         time.sleep(warden.TICK_S)

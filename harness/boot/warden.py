@@ -1,4 +1,4 @@
-"""The guardian's own processes: `python -m evenhand.boot.warden HARNESS_PID`. Standard library only.
+"""The guardian's own processes: `python -m evenhand.boot.warden HARNESS_PID GRACE_S`. Standard library only.
 
     harness -> warden -> keeper -> engine -> whatever the engine starts
 
@@ -42,7 +42,7 @@ from typing import Any, NoReturn
 from evenhand.boot import proc
 
 GRACE_S = 3.0
-"""SIGTERM to SIGKILL when the harness or the warden is gone."""
+"""SIGTERM to SIGKILL when the harness or the warden is gone (default)."""
 LIMIT_S = 9.0
 """After that long the ending process gives up (only a process stuck in the kernel can still be there)."""
 STRAY_S = 5.0
@@ -87,7 +87,7 @@ def _write(fd: int, message: dict[str, Any]) -> None:
             data = data[os.write(fd, data) :]
 
 
-def end_below(spare: Container[int], reap: Callable[[], object], grace_s: float = GRACE_S) -> list[proc.Proc]:
+def end_below(spare: Container[int], reap: Callable[[], object], grace_s: float) -> list[proc.Proc]:
     """SIGTERM, then SIGKILL everything below this process but `spare`; what still lives after LIMIT_S is returned."""
     begin = time.monotonic()
     told: set[tuple[int, int]] = set()
@@ -151,7 +151,7 @@ def _start(argv: list[str], env: dict[str, str], log: str, cwd: str) -> int:
     return pid
 
 
-def _keep(argv: list[str], env: dict[str, str], log: str, cwd: str, lifeline: int, report: int) -> None:
+def _keep(argv: list[str], env: dict[str, str], log: str, cwd: str, lifeline: int, report: int, grace_s: float) -> None:
     """A keeper's life."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     null = os.open(os.devnull, os.O_RDWR)
@@ -191,7 +191,7 @@ def _keep(argv: list[str], env: dict[str, str], log: str, cwd: str, lifeline: in
         signals.drain()
         reap()
         if gone or signals.ending:
-            end_below((), reap)
+            end_below((), reap, grace_s)
             return
 
 
@@ -265,8 +265,9 @@ class _Kept:
 class Warden:
     """The event loop below the harness."""
 
-    def __init__(self, harness: int) -> None:
+    def __init__(self, harness: int, grace_s: float) -> None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self.grace_s = grace_s
         self.signals = _Signals()
         self.kept: dict[int, _Kept] = {}
         self.buffer = b""
@@ -294,7 +295,7 @@ class Warden:
                 self.closing = True
             for one in self.kept.values():
                 one.step()
-        end_below({one.keeper for one in self.kept.values() if one.open}, self._reap)
+        end_below({one.keeper for one in self.kept.values() if one.open}, self._reap, self.grace_s)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -350,7 +351,7 @@ class Warden:
         keeper = os.fork()
         if keeper == 0:
             try:
-                _keep(message["argv"], message["env"], message["log"], message["cwd"], life_read, report_write)
+                _keep(message["argv"], message["env"], message["log"], message["cwd"], life_read, report_write, self.grace_s)
             finally:
                 os._exit(0)
         os.close(life_read)
@@ -375,10 +376,10 @@ class Warden:
         return {"id": number, "pid": one.pid, "start": one.start}
 
 
-def main(harness: int) -> None:
+def main(harness: int, grace_s: float = GRACE_S) -> None:
     """Serve the harness on stdin and stdout until it is gone."""
-    Warden(harness).run()
+    Warden(harness, grace_s).run()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), float(sys.argv[2]))

@@ -112,7 +112,9 @@ def test_create_and_delete(site: Path, tmp_path: Path) -> None:
         b"--- a/toy/sub/other.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-OTHER = 1\n"
     )
     overlay = build_overlay(site / "toy", tmp_path / "overlay", patch_changes(site / "toy", [("p", data)]))
-    code = "from importlib.util import find_spec as f; import toy.fresh.new as n; print(n.NEW, f('toy.sub.other'), f('toy.sub.deep'))"
+    code = (
+        "from importlib.util import find_spec as f; import toy.fresh.new as n; print(n.NEW, f('toy.sub.other'), f('toy.core'))"
+    )
     assert run(overlay, site, code).startswith("1 None ModuleSpec")
     rows = {row.path: row for row in overlay.finish(tmp_path)}
     assert rows["fresh/new.py"].action == "create"
