@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 import shutil
@@ -176,8 +177,11 @@ class ReferenceEngine:
         return ReferenceEngine(options_of(settings))
 
     def dialect(self, settings: Settings, capabilities: Capabilities) -> Dialect:
-        """The real engine's way of asking and decoding."""
-        return real(options_of(settings).dialect).dialect(settings, capabilities)
+        """The real engine's way of asking and decoding; ids are taken in every dialect, since its models need no tokenizer."""
+        found = copy.copy(real(options_of(settings).dialect).dialect(settings, capabilities))
+        if hasattr(found, "takes_ids"):
+            found.takes_ids = True
+        return found
 
     def allocate(self, shape: ModelShape, budget: Budget) -> Allocation:
         """The allocation rule of the dialect's real engine."""

@@ -42,6 +42,8 @@ class BlockPool:
         self._found: dict[Key, Block] = {}
         self.free = self.usable
         self.peak = 0
+        self.high = 0
+        """Most blocks in use at once since the scheduler last set this to 0: a step's true peak."""
         self.evictions = 0
 
     @property
@@ -75,7 +77,7 @@ class BlockPool:
             block.refs = 1
             taken.append(block)
         self.free -= count
-        self.peak = max(self.peak, self.usable - self.free)
+        self._mark()
         return taken
 
     def share(self, blocks: Iterable[Block]) -> None:
@@ -87,7 +89,7 @@ class BlockPool:
                 del self._idle[block]
                 self.free -= 1
             block.refs += 1
-        self.peak = max(self.peak, self.usable - self.free)
+        self._mark()
 
     def release(self, blocks: Iterable[Block]) -> None:
         """One reference less; a block without any is free, and last in line to be taken."""
@@ -116,6 +118,13 @@ class BlockPool:
             block.key = None
         self._found.clear()
         return True
+
+    def _mark(self) -> None:
+        used = self.usable - self.free
+        if used > self.high:
+            self.high = used
+            if used > self.peak:
+                self.peak = used
 
     def _forget(self, block: Block) -> None:
         if block.key is not None:

@@ -110,7 +110,7 @@ class Step:
     prefill_tokens: int
     decode_tokens: int
     used: int
-    """Blocks in use once its blocks were taken."""
+    """Most blocks in use at once while its blocks were taken."""
 
 
 @dataclass(slots=True)
@@ -153,8 +153,8 @@ class State:
     waiting: deque[Seq] = field(default_factory=deque)
     totals: Totals = field(default_factory=Totals)
     leaked: list[Block] = field(default_factory=list)
-    trace: list[tuple[str, int, int, int]] | None = None
-    """(request, computed tokens, attention blocks, states retained per group) where blocks were retired, when asked for."""
+    trace: list[tuple[Seq, tuple[int, ...]]] | None = None
+    """When asked for: who retired or took blocks, and its states per group after retiring and before taking."""
 
 
 def make_state(
@@ -197,6 +197,7 @@ def schedule(state: State) -> Step | None:
     """Take the next step's blocks, or None when nothing can run."""
     rules = state.rules
     budget = rules.batch_tokens
+    state.pool.high = 0
     items: list[Item] = []
     prefill = decode = 0
     index = 0
@@ -242,7 +243,7 @@ def schedule(state: State) -> Step | None:
     totals.steps += 1
     if len(state.running) > totals.peak_running:
         totals.peak_running = len(state.running)
-    return Step(totals.steps, items, prefill, decode, state.pool.used)
+    return Step(totals.steps, items, prefill, decode, max(state.pool.high, state.pool.used))
 
 
 def _wanted(rules: Rules, seq: Seq, budget: int) -> int:
@@ -282,8 +283,7 @@ def _make_room(state: State, seq: Seq, count: int) -> bool:
     for group, table in zip(state.groups, seq.tables, strict=True):
         group.retire(table, processed)
     if state.trace is not None:
-        retained = state.groups[1].held(seq.tables[1]) if len(state.groups) > 1 else 0
-        state.trace.append((seq.name, seq.computed, state.groups[0].held(seq.tables[0]), retained))
+        state.trace.append((seq, held(state, seq)[1:]))
     ahead = rules.depth
     if tokens > seq.room:
         if not _enough(state, seq.tables, tokens, ahead):
@@ -448,6 +448,11 @@ def _free(state: State, seq: Seq) -> None:
         group.free(table)
     seq.tables = [Table() for _ in state.groups]
     seq.room = 0
+
+
+def held(state: State, seq: Seq) -> tuple[int, ...]:
+    """Blocks that a sequence holds, per group."""
+    return tuple(group.held(table) for group, table in zip(state.groups, seq.tables, strict=True))
 
 
 def _note_held(state: State, seq: Seq) -> None:

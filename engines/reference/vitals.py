@@ -9,7 +9,8 @@ from typing import IO, Any
 
 import msgspec
 
-from evenhand.engines.reference.scheduler import State, Step
+from evenhand.engines.reference import scheduler
+from evenhand.engines.reference.scheduler import Seq, State, Step
 
 RING = 4096
 FLUSH_EVERY_S = 0.1
@@ -36,6 +37,10 @@ class Vitals:
             state.trace = []
         self._flushed = 0.0
         self._encode = msgspec.json.Encoder().encode
+        self._held: dict[Seq, tuple[int, ...]] = {}
+        groups = [{"kind": group.kind, "block_tokens": group.block_tokens or None} for group in state.groups]
+        self._put({"probe": "on", "version": "reference", "missing": [], "blocks": state.pool.usable, "groups": groups})
+        self.flush()
 
     def arrived(self) -> int:
         """A request came in; its number, from 1."""
@@ -66,7 +71,18 @@ class Vitals:
     def _write(self, step: Step, running: int, waiting: int) -> None:
         assert self._file is not None
         state, now = self._state, time.monotonic_ns()
-        rows: list[dict[str, Any]] = [
+        rows: list[dict[str, Any]] = []
+        for seq, kept in state.trace or ():
+            held = scheduler.held(state, seq)
+            if self._held.get(seq) == held:
+                continue
+            self._held[seq] = held
+            row = {"t_ns": now, "request": seq.name, "computed": seq.computed, "attention": held[0], "state": held[1:]}
+            rows.append(row | {"kept": kept})
+        if state.trace:
+            state.trace.clear()
+        self._held = {seq: self._held[seq] for seq in state.running if seq in self._held}
+        rows.append(
             {
                 "t_ns": now,
                 "step": step.number,
@@ -75,17 +91,19 @@ class Vitals:
                 "running": running,
                 "waiting": waiting,
                 "preemptions": state.totals.preemptions,
+                "evictions": state.pool.evictions,
+                "attention": sum(held[0] for held in self._held.values()),
+                "state": sum(sum(held[1:]) for held in self._held.values()),
             }
-        ]
-        for name, computed, attention, retained in state.trace or ():
-            rows.append({"t_ns": now, "request": name, "computed": computed, "attention": attention, "state": retained})
-        if state.trace:
-            state.trace.clear()
-        self._file.write(b"".join(self._encode(row) + b"\n" for row in rows))
-        moment = now / 1e9
-        if moment - self._flushed > FLUSH_EVERY_S:
+        )
+        self._put(*rows)
+        if now / 1e9 - self._flushed > FLUSH_EVERY_S:
             self.flush()
-            self._flushed = moment
+            self._flushed = now / 1e9
+
+    def _put(self, *rows: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(b"".join(self._encode(row) + b"\n" for row in rows))
 
     def flush(self) -> None:
         if self._file is not None:

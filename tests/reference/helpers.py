@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from pathlib import Path
 
 from evenhand.engines.reference import scheduler
+from evenhand.engines.reference.config import read_flags
+from evenhand.engines.reference.dialects import dialect as find_dialect
+from evenhand.engines.reference.options import convert
+from evenhand.engines.reference.resolve import Setup, resolve
 from evenhand.engines.reference.scheduler import Output, Rules, Seq, State, make_state
 from evenhand.engines.reference.tokens import Stream, digest
 
@@ -71,3 +76,14 @@ def hybrid(block: int, budget: int, *, k: int = 0, in_flight: int = 1, drafter: 
         caching=True,
         **more,  # type: ignore[arg-type]
     )
+
+
+def setup_of(*argv: str, dialect: str = "vllm", env: dict[str, str] | None = None, **options: object) -> Setup:
+    """What a command line resolves to, without a server. Raises Refused."""
+    told = convert({"dialect": dialect, **options})
+    speaks = find_dialect(dialect)
+    values, _ = read_flags(argv, speaks.flags(told))
+    return resolve(speaks.config(values, told, env or {}), defaults=speaks.defaults)
+
+
+MODELS = Path(__file__).parents[2] / "scenarios" / "models"
