@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -186,6 +186,29 @@ def read_rows(file: Path, kind: type[T]) -> list[T]:
         raise
 
 
+def stream_rows(file: Path, kind: type[T], chunk_bytes: int = 1 << 22) -> Iterator[T]:
+    """Like read_rows, a few megabytes at a time."""
+    if file.is_symlink():
+        raise StoreError(f"{file} is a symbolic link; a run folder holds plain files only")
+    decoder = msgspec.json.Decoder(kind)
+    number, rest = 0, b""
+    try:
+        with file.open("rb") as stream:
+            while data := stream.read(chunk_bytes):
+                lines = (rest + data).split(b"\n")
+                rest = lines.pop()
+                for line in lines:
+                    number += 1
+                    if line:
+                        yield decoder.decode(line)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreError(f"cannot read {file}: {error.strerror or error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreError(f"{file} line {number} is not a {kind.__name__}: {error}") from error
+
+
 class Run:
     """A stored run, read-only: what judge and show see."""
 
@@ -236,6 +259,11 @@ class Run:
                 self._requests[number] = self._leg_rows(number, "requests.jsonl", RequestRow)
             rows.extend(self._requests[number])
         return rows if cell is None else [row for row in rows if row.cell == cell]
+
+    def stream_requests(self, leg: int) -> Iterator[RequestRow]:
+        """Requests of a leg one after the other, so that a large leg is never in memory as objects all at once."""
+        folder = self.leg_folder(leg)
+        return stream_rows(folder / "requests.jsonl", RequestRow) if folder else iter(())
 
     def samples(self, leg: int) -> list[SampleRow]:
         """Scrapes of a leg."""
