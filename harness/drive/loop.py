@@ -29,6 +29,8 @@ TICK_NS = 50_000_000
 _BACK_OFF_NS = 100_000_000
 _ALIVE_NS = 500_000_000
 _PROGRESS_NS = 250_000_000
+_SPILL_PER_PASS = 4
+"""Exchanges written between two looks at the sockets: a quarter of a millisecond."""
 
 
 class Stop(Protocol):
@@ -361,7 +363,7 @@ class Rung:
         tick = now_ns() + TICK_NS
         timeout = (0.001 if self._due is not None and self._timer is None else TICK_NS / 1e9) * self._unit
         while True:
-            events = poll(timeout)
+            events = poll(0 if self._finished else timeout)
             woke = now_ns()
             for fd, mask in events:
                 try:
@@ -391,7 +393,7 @@ class Rung:
             if events:
                 batches.append(now - woke)
             if self._finished:
-                self._write_finished()
+                self._write_finished(_SPILL_PER_PASS)
                 now = now_ns()
             if self._all_done():
                 break
@@ -410,14 +412,15 @@ class Rung:
             self._next = self._take()
         return self._all_taken() or self._ending
 
-    def _write_finished(self) -> None:
+    def _write_finished(self, most: int | None = None) -> None:
+        """Spill finished exchanges, `most` at a time: streams that end in lock step must not hold up the reads of the next."""
         self._clock.check()
         steps = [tuple(step) for step in self._clock.steps]
-        for exchange, reads in self._finished:
+        batch, self._finished = self._finished[:most], self._finished[most:] if most is not None else []
+        for exchange, reads in batch:
             exchange.offset_ns, exchange.steps = self._clock.offset_ns, steps  # type: ignore[assignment]
             self._spill.append(seal(exchange, reads))
             self.figures.done += 1
-        self._finished.clear()
 
     def _tick(self, now: int) -> bool:
         """Deadlines, clock, death, stop, progress. False ends the rung."""
