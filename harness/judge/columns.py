@@ -55,23 +55,23 @@ class Columns:
         """Token ids as little arrays of int64; None: the engine sent none."""
         self.greedy: list[bool] = []
         """The recorded body says temperature 0 literally."""
-        event_ns, event_tokens, coalesced = array("q"), array("q"), array("q")
-        event_at, coalesced_at = array("q", [0]), array("q", [0])
+        event_ns, event_tokens, early = array("q"), array("i"), array("q")
+        event_at = array("q", [0])
         for row in rows:
             self._scalars(row)
             events = len(row.event_ns)
             event_ns.extend(row.event_ns)
             # a row whose counts do not fit its events counts none of them, and so contradicts its own total
             event_tokens.extend(row.event_tokens if len(row.event_tokens) == events else [0] * events)
-            coalesced.extend([i for i in row.event_coalesced if 0 <= i < events])
+            if row.event_coalesced:
+                early.extend([event_at[-1] + i for i in set(row.event_coalesced) if 0 <= i < events])
             event_at.append(len(event_ns))
-            coalesced_at.append(len(coalesced))
         self.event_ns = _view(event_ns)
-        self.event_tokens = _view(event_tokens)
-        self.event_coalesced = _view(coalesced)
+        self.event_tokens = _view(event_tokens, np.int32)
+        self.early = _view(early)
+        """Numbers of the events that were not the last of their read."""
         self.event_at = _view(event_at)
         """Offsets: events of row i are event_at[i]:event_at[i+1]."""
-        self.coalesced_at = _view(coalesced_at)
 
     def _scalars(self, row: RequestRow) -> None:
         self.cell.append(row.cell)
@@ -132,22 +132,28 @@ class Columns:
         ids.frombytes(data)
         return ids.tolist()
 
-    def gaps_s(self, rows: Iterable[int]) -> NDArray[np.float64]:
-        """Gaps between token events in seconds; a gap that ends on an event which was not the last of its read is left out."""
-        parts = []
-        for i in rows:
-            at = self.events(i)
-            times = self.event_ns[at]
-            if len(times) < 2:
-                continue
-            keep = np.ones(len(times), dtype=bool)
-            keep[self.event_coalesced[int(self.coalesced_at[i]) : int(self.coalesced_at[i + 1])]] = False
-            parts.append(np.diff(times[keep]))
-        return np.concatenate(parts) / 1e9 if parts else np.empty(0)
+    def flat(self, rows: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(event numbers of all the rows, position in `rows` that each belongs to)."""
+        at = np.asarray(rows, dtype=np.int64)
+        if not len(at):
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        starts = self.event_at[at]
+        counts = self.event_at[at + 1] - starts
+        owner = np.repeat(np.arange(len(at), dtype=np.int64), counts)
+        before = np.cumsum(counts) - counts
+        return np.arange(len(owner), dtype=np.int64) - before[owner] + starts[owner], owner
+
+    def gaps_s(self, rows: Sequence[int]) -> NDArray[np.float64]:
+        """Gaps between token events in seconds; events that were not the last of their read are left out."""
+        events, owner = self.flat(rows)
+        if len(self.early):
+            keep = ~np.isin(events, self.early, assume_unique=True)
+            events, owner = events[keep], owner[keep]
+        return np.asarray(np.diff(self.event_ns[events])[np.diff(owner) == 0] / 1e9, dtype=np.float64)
 
 
-def _view(numbers: array[int]) -> NDArray[np.int64]:
-    return np.frombuffer(numbers, dtype=np.int64) if len(numbers) else np.empty(0, dtype=np.int64)
+def _view(numbers: array[int], kind: Any = np.int64) -> NDArray[Any]:
+    return np.frombuffer(numbers, dtype=kind) if len(numbers) else np.empty(0, dtype=kind)
 
 
 class Reader:

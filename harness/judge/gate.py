@@ -50,7 +50,7 @@ def judge_gate(run: RunView, judged_utc: str) -> Verdict:
     comparisons = compared(run, reader, matched)
     control = controls(run, reader, a_legs, control_legs)
     cells = ladder_rows(run, reader, ("ladder", "pressure", "reuse"))
-    watched = pressure_rows(run, reader, _watched_kinds(run))
+    watched = pressure_rows(run, reader, _watched_kinds(run), cells)
     paired = paired_pressure([r for r in watched if r.pair is not None], run.legs, baseline, candidate)
     gpu = {leg.leg: reader.gpu(leg.leg) for leg in run.legs}
     summaries = [summarise(arm, run.cells, gpu) for arm in (baseline, candidate)]

@@ -108,10 +108,15 @@ def ladder_rows(run: RunView, reader: Reader | None = None, kinds: Iterable[str]
         leg = legs.get(cell.leg)
         if leg is not None and leg.role == "warm_boot":
             continue
-        columns = reader.columns(cell.leg)
-        at = columns.where(cell.cell, cell.repeat)
-        rows.append(cell_row(cell, leg, columns, at, reader.samples(cell.leg), run.manifest.scenario))
+        rows.append(judge_cell(run, reader, cell, leg))
     return rows
+
+
+def judge_cell(run: RunView, reader: Reader, cell: CellRow, leg: LegRow | None) -> LadderRow:
+    """Judge one cell of a run."""
+    columns = reader.columns(cell.leg)
+    at = columns.where(cell.cell, cell.repeat)
+    return cell_row(cell, leg, columns, at, reader.samples(cell.leg), run.manifest.scenario)
 
 
 def cell_row(

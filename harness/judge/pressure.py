@@ -9,7 +9,7 @@ import msgspec
 from evenhand.judge.columns import Reader
 from evenhand.judge.exact import ExactPeak, Retained, exact_peak, lost_rows, retained, silence
 from evenhand.judge.gauges import blocks_of, pool_peak, settled
-from evenhand.judge.ladder import cell_row
+from evenhand.judge.ladder import LadderRow, judge_cell
 from evenhand.judge.stats import median
 from evenhand.judge.view import JudgeRow, RunView
 from evenhand.records import HAS_FIGURES, CellRow, LegRow
@@ -69,9 +69,15 @@ class PressureRow(JudgeRow, frozen=True, kw_only=True):
         return self.exact_blocks if self.exact_blocks is not None else self.peak_blocks
 
 
-def pressure_rows(run: RunView, reader: Reader | None = None, kinds: Iterable[str] = ("pressure",)) -> list[PressureRow]:
-    """One row per leg and prompt length, in the order of the legs."""
+def pressure_rows(
+    run: RunView,
+    reader: Reader | None = None,
+    kinds: Iterable[str] = ("pressure",),
+    judged: Iterable[LadderRow] = (),
+) -> list[PressureRow]:
+    """One row per leg and prompt length, in the order of the legs. `judged`: rows of these cells, where they are at hand."""
     reader = reader or Reader(run)
+    known = {(row.legs[0], row.cell, row.repeat): row for row in judged}
     legs = {leg.leg: leg for leg in run.legs}
     starts: dict[int, list[int]] = {}
     for cell in run.cells:
@@ -83,16 +89,18 @@ def pressure_rows(run: RunView, reader: Reader | None = None, kinds: Iterable[st
         if cell.kind not in kinds or (leg is not None and leg.role == "warm_boot"):
             continue
         later = [s for s in starts.get(cell.leg, []) if cell.end_ns is not None and s >= cell.end_ns]
-        rows.append(_row(run, reader, cell, leg, min(later, default=None)))
+        row = known.get((cell.leg, cell.cell, cell.repeat)) or judge_cell(run, reader, cell, leg)
+        rows.append(_row(run, reader, cell, leg, row, min(later, default=None)))
     return rows
 
 
-def _row(run: RunView, reader: Reader, cell: CellRow, leg: LegRow | None, until_ns: int | None) -> PressureRow:
+def _row(
+    run: RunView, reader: Reader, cell: CellRow, leg: LegRow | None, judged: LadderRow, until_ns: int | None
+) -> PressureRow:
     columns = reader.columns(cell.leg)
     at = columns.where(cell.cell, cell.repeat)
     good = [i for i in at if columns.outcome[i] == "ok"]
     samples = reader.samples(cell.leg)
-    judged = cell_row(cell, leg, columns, at, samples, run.manifest.scenario)
     asked = cell.prompt_tokens or next((columns.prompt_tokens_asked[i] for i in at), 0)
     base = PressureRow(
         arm=cell.arm,

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 
 from evenhand.judge.gate import judge_gate
-from evenhand.judge.verdict import Verdict
+from evenhand.judge.timing import TimingResult, decide, spread
+from evenhand.judge.verdict import Verdict, overall
 from evenhand.judge.view import JudgeRow, MemoryRun
 from evenhand.records import CellRow, LegRow, Manifest, Pool, RequestRow
 
@@ -117,6 +118,8 @@ class Tally(JudgeRow, frozen=True, kw_only=True):
     gates: int
     statuses: dict[str, int] = msgspec.field(default_factory=dict)
     rules: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    pairs_only: dict[str, int] = msgspec.field(default_factory=dict)
+    """The same gates, had the interval come from the n log ratios alone and the planted time been corrected for the rules."""
     too_noisy: int = 0
     """Gates in which a planted slow-down went unseen under some rule."""
     smallest_margin_p50: float | None = None
@@ -131,11 +134,13 @@ def play(world: World, gates: int, seed: int) -> Tally:
     """Judge so many gates with fixed seeds."""
     statuses: Counter[str] = Counter()
     rules: dict[str, Counter[str]] = {name: Counter() for name in world.rules}
+    pairs_only: Counter[str] = Counter()
     noisy = 0
     margins = []
     for n in range(gates):
         verdict: Verdict = judge_gate(simulated_gate(world, seed * 1_000_003 + n), "")
         statuses[verdict.status] += 1
+        pairs_only[overall(_by_pairs(t, len(verdict.timing)) for t in verdict.timing)[0]] += 1
         for rule in verdict.rules:
             rules[rule.rule][rule.status] += 1
         noisy += any(t.planted_seen is False for t in verdict.timing)
@@ -147,6 +152,19 @@ def play(world: World, gates: int, seed: int) -> Tally:
         gates=gates,
         statuses=dict(sorted(statuses.items())),
         rules={name: dict(sorted(c.items())) for name, c in rules.items()},
+        pairs_only=dict(sorted(pairs_only.items())),
         too_noisy=noisy,
         smallest_margin_p50=float(np.median(margins)) if margins else None,
     )
+
+
+def _by_pairs(result: TimingResult, rules: int) -> str:
+    """What the n log ratios alone would have concluded."""
+    if result.decision is None:
+        return result.status
+    alone = spread(result.decision.spread.d, 0)
+    status = decide(alone, result.margin, rules, result.decision.p_adjusted).status
+    mean = alone.mean or 0.0
+    planted = spread([d - mean + math.log1p(2 * result.margin) for d in alone.d], 0)
+    seen = decide(planted, result.margin, rules).status == "fail"
+    return "inconclusive" if status == "pass" and not seen else status

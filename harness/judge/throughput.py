@@ -59,14 +59,12 @@ def _steady(cell: CellRow, columns: Columns, rows: list[int], *, closed: bool) -
     start, end = max(first.values()), min(last.values())
     if end <= start:
         return Figure(n=len(rows), reason="the slots were never all busy"), None
-    inside = 0
-    for i in rows:
-        at = columns.events(i)
-        counts = columns.event_tokens[at]
-        if int(counts.sum()) != columns.output_tokens[i]:
-            return Figure(n=len(rows), reason="events do not tell how many tokens they carry"), None
-        stamps = columns.event_ns[at] + int(columns.send_ns[i] or 0)
-        low, high = np.searchsorted(stamps, (start, end), side="right")
-        inside += int(counts[low:high].sum())
+    events, owner = columns.flat(rows)
+    counts = columns.event_tokens[events]
+    told = np.bincount(owner, weights=counts, minlength=len(rows))
+    if told.tolist() != [columns.output_tokens[i] for i in rows]:
+        return Figure(n=len(rows), reason="events do not tell how many tokens they carry"), None
+    stamps = columns.event_ns[events] + np.array([columns.send_ns[i] for i in rows], dtype=np.int64)[owner]
+    inside = int(counts[(stamps > start) & (stamps <= end)].sum())
     length = (end - start) / 1e9
     return Figure(value=inside / length, n=len(rows)), length

@@ -26,9 +26,11 @@ def line(tally: Tally) -> str:
     shares = "  ".join(f"{name} {tally.share(name):6.1%}" for name in ("pass", "inconclusive", "fail"))
     other = sum(n for name, n in tally.statuses.items() if name not in ("pass", "inconclusive", "fail"))
     world = tally.world
+    alone = "  ".join(f"{name} {n / tally.gates:6.1%}" for name, n in tally.pairs_only.items())
     return (
         f"boot sd {world.boot_sd:4.0%}  true effect {world.effect:+4.0%}  {shares}  other {other}  "
-        f"too noisy {tally.too_noisy}  median smallest margin {tally.smallest_margin_p50:.1%}"
+        f"too noisy {tally.too_noisy}  median smallest margin {tally.smallest_margin_p50:.1%}\n"
+        f"    by the log ratios of pairs alone: {alone}"
     )
 
 

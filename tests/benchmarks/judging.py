@@ -32,10 +32,21 @@ def write(folder: Path, requests: int, tokens: int) -> Path:
     rules = {"outputs": "identical", "errors": 0, "peak_pool": "not worse", "ttft_p50": {"not_worse_by": 0.05}}
     gate = {"baseline": "base", "candidate": "new", "compare": "same", "pairs": 2, "rules": rules}
     manifest = Manifest(
-        evenhand="0", run=folder.name, kind="gate", status="running", started_utc="", anchor_monotonic_ns=0,
+        evenhand="0",
+        run=folder.name,
+        kind="gate",
+        status="running",
+        started_utc="",
+        anchor_monotonic_ns=0,
         scenario={"name": "large", "model": "/m", "arm": arms, "gate": gate, "ladder": {"arrivals": "closed"}},
-        scenario_sha256="0", plan={}, machine={}, versions={}, command=[], seed=0, simulated=True,
-    )  # fmt: skip
+        scenario_sha256="0",
+        plan={},
+        machine={},
+        versions={},
+        command=[],
+        seed=0,
+        simulated=True,
+    )
     folder.mkdir(parents=True)
     writer = RunWriter(folder, manifest)
     each = requests // (len(LEGS) * CELLS)
@@ -77,7 +88,7 @@ def write(folder: Path, requests: int, tokens: int) -> Path:
                         output_tokens=tokens,
                         token_source="ids",
                         sampling={"temperature": 0.0, "seed": 0},
-                    )  # fmt: skip
+                    )
                 )
             writer.requests(place, rows)
             writer.cell(
@@ -93,7 +104,7 @@ def write(folder: Path, requests: int, tokens: int) -> Path:
                     end_ns=start + each * SECOND // 10 + 3 * SECOND,
                     output_tokens=tokens,
                     lag=Lag(stamp="kernel"),
-                )  # fmt: skip
+                )
             )
         writer.append(
             place / "samples.jsonl",
@@ -112,7 +123,7 @@ def write(folder: Path, requests: int, tokens: int) -> Path:
                 pool=Pool(blocks=900, usable_blocks=899),
                 files=[FileHash(path="m/x", sha256="a", size_bytes=1)],
                 log_errors=0,
-            )  # fmt: skip
+            )
         )
     writer.close()
     writer.save_manifest(status="finished")
