@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import os
 import shutil
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from evenhand.engines.base import Capabilities, Command, Engine, EngineError, Exit, Gauge, Settings
+from evenhand.engines.openai import OpenAIDialect
 from evenhand.engines.reference import commands
 from evenhand.engines.reference.options import OptionError, Options, convert
 from evenhand.records import Pool
@@ -49,6 +49,11 @@ def real(dialect: str) -> Engine:
     return found
 
 
+def returns_ids(options: Options) -> bool:
+    """Whether answers carry token ids: all do but those of an old vllm.cpp."""
+    return not (options.dialect == "vllm.cpp" and options.build == "2026-07")
+
+
 class ReferenceLauncher:
     """Starting the embedded engine."""
 
@@ -78,7 +83,8 @@ class ReferenceLauncher:
         dialect = find(options.dialect)
         flags = dialect.flags(options)
         version = options.version or dialect.version
-        return Capabilities(flags=frozenset(flags), version=version, usage=usage(dialect.program, flags))
+        text = usage(dialect.program, flags)
+        return Capabilities(flags=frozenset(flags), version=version, usage=text, returns_ids=returns_ids(options))
 
     def command(self, settings: Settings, port: int, capabilities: Capabilities) -> Command:
         """Settings -> command line. Raises EngineError."""
@@ -178,10 +184,10 @@ class ReferenceEngine:
 
     def dialect(self, settings: Settings, capabilities: Capabilities) -> Dialect:
         """The real engine's way of asking and decoding; ids are taken in every dialect, since its models need no tokenizer."""
-        found = copy.copy(real(options_of(settings).dialect).dialect(settings, capabilities))
-        if hasattr(found, "takes_ids"):
-            found.takes_ids = True
-        return found
+        options = options_of(settings)
+        if options.dialect == "vllm.cpp":  # real builds end at a prompt of ids; here an old one only lacks ids in its answers
+            return OpenAIDialect(returns_ids=returns_ids(options))
+        return real(options.dialect).dialect(settings, msgspec.structs.replace(capabilities, returns_ids=True))
 
     def allocate(self, shape: ModelShape, budget: Budget) -> Allocation:
         """The allocation rule of the dialect's real engine."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from evenhand.engines.base import EngineError, PoolRequest, Settings
+from evenhand.engines.reference.dialects.sglang import algorithm
 from evenhand.engines.reference.options import Options
 
 Flags = tuple[list[str], list[str], dict[str, object]]
@@ -87,7 +88,8 @@ def _sglang(settings: Settings, options: Options) -> Flags:
     if settings.prefix_caching is False:
         argv.append("--disable-radix-cache")
     if settings.method:
-        argv += ["--speculative-algorithm", settings.method.upper(), "--speculative-num-draft-tokens", str(settings.depth + 1)]
+        argv += _pairs(("--speculative-algorithm", algorithm(settings.method)))
+        argv += ["--speculative-num-draft-tokens", str(settings.depth + 1)]
         argv += _pairs(("--speculative-draft-model-path", settings.draft))
     return [*argv, "--enable-cache-report", "--decode-log-interval", "1"], cannot, implied
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from evenhand.engines.reference.api import ApiError, Ask
     from evenhand.engines.reference.server import Server
 
-GB = 1e9
+GIB = 1 << 30
+METHODS = {"STANDALONE": "draft_model", "NEXTN": "mtp"}
+"""Names of draft methods that are not the neutral ones in capitals."""
 FLAGS: dict[str, Flag] = {
     "--model-path": Flag("model"),
     "--model": Flag("model"),
@@ -53,6 +55,13 @@ FLAGS: dict[str, Flag] = {
     "--grammar-backend": Flag("", "ignore"),
 }
 DEFAULT_GAUGE_EVERY = 40
+
+
+def algorithm(method: str | None) -> str | None:
+    """SGLang's name of a neutral draft method."""
+    if method is None:
+        return None
+    return next((theirs for theirs, neutral in METHODS.items() if neutral == method), method.upper())
 
 
 class SglangFrame(Frame):
@@ -128,7 +137,7 @@ class SglangDialect(Dialect):
         verify = values.pop("verify", 0)
         values["depth"] = max(0, verify - 1)
         if values.get("method"):
-            values["method"] = values["method"].lower()
+            values["method"] = METHODS.get(values["method"], values["method"].lower())
         values.setdefault("metrics", False)
         values.setdefault("gauge_every", DEFAULT_GAUGE_EVERY)
         return super().config(values, options, env)
@@ -157,7 +166,7 @@ class SglangDialect(Dialect):
         rules = setup.rules
         lines = []
         if setup.state_slots:
-            gb = setup.state_slots * setup.state_row_bytes * setup.shape.state_layers / GB
+            gb = setup.state_slots * setup.state_row_bytes * setup.shape.state_layers / GIB
             lines.append(
                 f"{stamp} Mamba Cache is allocated. max_mamba_cache_size: {setup.state_slots}, conv_state size: 0.00GB, "
                 f"ssm_state size: {gb:.2f}GB "
@@ -170,7 +179,7 @@ class SglangDialect(Dialect):
                 "raise it: increase --mamba-full-memory-ratio or --max-mamba-cache-size, or halve the state size with "
                 "--mamba-ssm-dtype bfloat16."
             )
-        half = setup.pool_tokens * setup.attention_bytes * setup.shape.attention_layers / GB / 2
+        half = setup.pool_tokens * setup.attention_bytes * setup.shape.attention_layers / GIB / 2
         lines.append(
             f"{stamp} KV Cache is allocated. dtype: torch.bfloat16, #tokens: {setup.pool_tokens}, K size: {half:.2f} GB, "
             f"V size: {half:.2f} GB"
@@ -277,7 +286,7 @@ def _server_info(server: Server) -> Answer:
         "disable_overlap_schedule": not rules.in_flight,
         "attention_backend": "reference",
         "random_seed": config.seed,
-        "speculative_algorithm": config.method.upper() if config.method else None,
+        "speculative_algorithm": algorithm(config.method),
         "speculative_draft_model_path": config.draft,
         "speculative_num_draft_tokens": config.depth + 1 if config.depth else None,
         "mamba_ssm_dtype": setup.state_dtype if setup.shape.state_layers else None,

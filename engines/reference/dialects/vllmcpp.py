@@ -150,8 +150,8 @@ class VllmCppDialect(Dialect):
         asked = setup.seats_asked
         if asked is not None and setup.rules.seats < asked:
             lines.append(f"server: --max-num-seqs {asked} lowered to {setup.rules.seats}: the pool holds no more sequences")
-        page = setup.block_bytes
-        lines.append(f"kv-alloc: page_size_bytes={page} num_blocks={setup.pool_blocks}")
+        page = setup.rules.block_tokens * setup.attention_bytes
+        lines.append(f"kv-alloc: page_size_bytes={page} block_size={setup.rules.block_tokens} num_blocks={setup.pool_blocks}")
         host, port = setup.config.host, setup.config.port
         lines.append(
             f"server: listening on http://{host}:{port} (model '{setup.config.served_name}', HTTP worker pool 12 fixed)"
