@@ -25,7 +25,7 @@ class ProbeLog(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[dict[str, Any]] = msgspec.field(default_factory=list)
     dropped_rows: int = 0
     cost_share: float | None = None
-    """The probe's own time over the length of the steps it watched; None when the engine was killed before it could say."""
+    """The probe's own time over the length of the steps it watched; None when the run was too short to say."""
     warnings: list[str] = msgspec.field(default_factory=list)
 
 
@@ -62,7 +62,8 @@ def read(path: Path) -> ProbeLog:
         warnings.append(f"{dropped} rows of the probe were dropped: its peaks are lower bounds")
     if broken:
         warnings.append(f"{broken} rows of the probe could not be read")
-    costs = [row for row in said if row["probe"] == "cost"]
+    # running totals, one series for each data-parallel engine
+    costs = {row.get("engine"): row for row in said if row["probe"] == "cost"}.values()
     length_ns = sum(int(row.get("step_ns", 0)) for row in costs)
     return ProbeLog(
         status="off" if off is not None else "on",

@@ -38,7 +38,8 @@ def log(folder: Path, *rows: dict[str, Any], tail: str = "") -> Path:
 def test_a_whole_log(tmp_path: Path) -> None:
     request = {"t_ns": 5, "request": "r", "computed": 9, "attention": 1, "state": [2], "kept": None}
     cost = {"probe": "cost", "steps": 2, "own_ns": 3, "step_ns": 300}
-    found = read(log(tmp_path, ON, request, step(10, 1, 70), step(20, 2, 79), step(30, 3, 79), step(40, 4, 0), cost))
+    early = {"probe": "cost", "steps": 1, "own_ns": 2, "step_ns": 2}
+    found = read(log(tmp_path, ON, request, early, step(10, 1, 70), step(20, 2, 79), step(30, 3, 79), step(40, 4, 0), cost))
     assert (found.status, found.version, found.usable_blocks) == ("on", "0.26.0", 899)
     assert found.requests == [request]
     assert found.cost_share == 0.01

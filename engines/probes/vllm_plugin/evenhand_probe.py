@@ -9,7 +9,7 @@ Rows (JSON lines; `t_ns` is the monotonic clock, which all processes of a host s
     {"probe": "on", "version": vLLM's, "missing": [...], "pid", "blocks": usable, "groups": [{"kind", "block_tokens"}, ...]}
     {"t_ns", "step", "used", "free", "running", "waiting", "preemptions", "evictions", "attention", "state"}
     {"t_ns", "request", "computed", "attention", "state": [per state group], "kept": [per state group]}
-    {"probe": "cost", "steps", "own_ns", "step_ns"}       own time in those steps and their length, at the end
+    {"probe": "cost", "steps", "own_ns", "step_ns"}       own time in the steps so far and their length, now and then
     {"probe": "dropped", "rows": n}                       rows lost because the writer could not keep up
     {"probe": "off", "version": ..., "missing": [...]}    what is not as expected; the engine runs on without the probe
 
@@ -45,6 +45,8 @@ TARGET = "vllm.v1.core.sched.scheduler"
 QUEUE_ROWS = 65536
 """Rows that may wait for the writer; more are dropped and counted."""
 FLUSH_S = 0.05
+COST_S = 2.0
+"""How often the probe says what it has cost: an engine that is killed says no last word."""
 FILE_LIMIT_BYTES = 512 << 20
 SETTLE_STEPS = 4
 """Steps for which a request with state blocks is counted again after it changed: states retire without a new allocation."""
@@ -58,6 +60,8 @@ class Log:
 
     def __init__(self, path: str, more: dict[str, Any] | None = None) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.every: Callable[[], None] | None = None
+        """Called by the writer every COST_S."""
         self._rows: deque[tuple[tuple[str, ...], tuple[Any, ...]] | dict[str, Any]] = deque()
         self._more = more or {}
         self._written = self._dropped = self._told = 0
@@ -78,7 +82,11 @@ class Log:
         self._rows.append(row)
 
     def _run(self) -> None:
+        next_s = time.monotonic() + COST_S
         while not self._end.wait(FLUSH_S):
+            if self.every is not None and time.monotonic() >= next_s:
+                next_s += COST_S
+                self.every()
             with contextlib.suppress(OSError):
                 self.flush()
 
@@ -130,7 +138,7 @@ class Probe:
         self._low = self._usable
         self._step = self._preemptions = self._evictions = 0
         self._own_ns = self._span_ns = self._last_ns = 0
-        self._finished = False
+        self._costed = 0
         self._held: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._attention = self._state = 0
         self._watched: dict[str, int] = {}
@@ -250,10 +258,10 @@ class Probe:
         if undo:
             self._log.say(probe="off", version=self._version, missing=list(missing))
 
-    def finish(self) -> None:
-        """Say once what it cost."""
-        if self._undo and self._step and not self._finished:
-            self._finished = True
+    def cost(self) -> None:
+        """Say what it has cost, unless it said so for this step already."""
+        if self._undo and self._step > self._costed:
+            self._costed = self._step
             self._log.say(probe="cost", steps=self._step, own_ns=self._own_ns, step_ns=self._span_ns)
 
     # --- the end of a step's scheduling -------------------------------------------------------------------------------
@@ -339,6 +347,7 @@ def attach(scheduler: Any, path: str) -> Probe | None:
     probe = None
     try:
         probe = Probe(scheduler, log, _version())
+        log.every = probe.cost
     except Missing as error:
         log.say(probe="off", version=_version(), missing=error.args[0])
     except Exception as error:
@@ -346,7 +355,7 @@ def attach(scheduler: Any, path: str) -> Probe | None:
 
     def close() -> None:
         if probe is not None:
-            probe.finish()
+            probe.cost()
         log.close()
 
     atexit.register(close)
