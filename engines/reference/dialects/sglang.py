@@ -365,6 +365,6 @@ def exposition(server: Server) -> bytes:
         lines += _family(name, "gauge")
         lines.append(f"sglang:{name}{{{rank}}} {float(value)}")
     for name, labels, value in counters:
-        lines += _family(name.removesuffix("_total"), "counter")
+        lines += _family(name, "counter")
         lines.append(f"sglang:{name}{{{labels}}} {float(value)}")
     return ("\n".join(lines) + "\n").encode()

@@ -364,8 +364,7 @@ def exposition(server: Server, subset: bool = False) -> bytes:
         if kind == "counter":
             value -= base.get(name + extra, 0)
         if name != previous:
-            family = name.removesuffix("_total")
-            lines.append(f"# HELP vllm:{family} Reference model, not a measurement.\n# TYPE vllm:{family} {kind}")
+            lines.append(f"# HELP vllm:{name} Reference model, not a measurement.\n# TYPE vllm:{name} {kind}")
             previous = name
         lines.append(f"vllm:{name}{{{labels}{extra}}} {float(value)}")
     previous = ""
