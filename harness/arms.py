@@ -10,12 +10,15 @@ from pathlib import Path
 import msgspec
 
 from evenhand import scenario as sc
-from evenhand.boot.overlay import Overlay, Patches, build_overlay, read_patches
-from evenhand.engines import engine
-from evenhand.engines.base import COMPILE_CACHES, Engine, EngineError, Settings
+from evenhand.boot.device import wait_released
+from evenhand.boot.overlay import Overlay, build_overlay
+from evenhand.boot.patches import Patches, read_patches
+from evenhand.engines import engine_for
+from evenhand.engines.base import COMPILE_CACHES, Capabilities, Engine, EngineError, Settings
 from evenhand.hashes import cache_folder, hash_files
 from evenhand.plan import LegPlan, Plan, arm_named, settings_for
 from evenhand.records import LegRow
+from evenhand.watch.nvml import used_bytes
 
 PROBE_LOG = "EVENHAND_PROBE_LOG"
 """Where the in-engine probe writes."""
@@ -25,42 +28,83 @@ class Prepared:
     """One leg's surroundings."""
 
     def __init__(
-        self, engine: Engine, settings: Settings, overlay: Overlay | None, env: dict[str, str], python_path: list[str]
+        self,
+        engine: Engine,
+        settings: Settings,
+        capabilities: Capabilities,
+        overlay: Overlay | None,
+        env: dict[str, str],
+        python_path: list[str],
+        release_s: float,
     ) -> None:
-        self.engine, self.settings, self.overlay, self.env, self.python_path = engine, settings, overlay, env, python_path
+        self.engine, self.settings, self.capabilities = engine, settings, capabilities
+        self.overlay, self.env, self.python_path = overlay, env, python_path
+        self._release_s = release_s
+        self._device_before = self.device_bytes()
+        self._device_idle: int | None = None
+
+    def device_bytes(self) -> int | None:
+        """Bytes in use on the leg's devices; None where there is none."""
+        return used_bytes(self.settings.env.get("CUDA_VISIBLE_DEVICES"))
+
+    def ready(self) -> None:
+        """Note the device memory of the idle, ready engine."""
+        self._device_idle = self.device_bytes()
 
     def finish(self, row: LegRow) -> LegRow:
-        """Add the sha256 of everything that was opened: executable, model, draft."""
+        """Wait for the device, and add the sha256 of everything that was opened: executable, model, draft."""
         settings = self.settings
         paths = [Path(p) for p in (settings.model, settings.draft) if p]
         with contextlib.suppress(EngineError, OSError):
             paths += [Path(p) for p in self.engine.launcher.files(settings)]
-        return msgspec.structs.replace(row, files=hash_files(p for p in paths if p.exists()))
+        released = wait_released(self.device_bytes, self._device_before, limit_s=self._release_s)
+        reason = row.reason
+        if not released.ok:
+            reason = "; ".join(part for part in (reason, released.reason) if part)
+        return msgspec.structs.replace(
+            row,
+            reason=reason,
+            files=hash_files(p for p in paths if p.exists()),
+            device_bytes_before=self._device_before,
+            device_bytes_idle=self._device_idle,
+            released_s=released.waited_s,
+        )
 
 
 class ArmPreparer:
-    """Makes and removes the surroundings of legs. `check` finds every mistake in patches before anything boots."""
+    """Makes and removes the surroundings of legs. `check` finds every mistake in patches and builds before anything boots."""
 
     def __init__(self, scenario: sc.Scenario, plan: Plan, run: Path) -> None:
         self._scenario, self._plan, self._run = scenario, plan, run
         self._caches = cache_folder() / "compile" / run.name if plan.kind == "gate" else None
         self._patches: dict[str, Patches | None] = {}
+        self.capabilities: dict[str, Capabilities] = {}
 
     def check(self) -> None:
-        """Read every arm's patches against its installation. Raises EngineError or PatchError in one sentence."""
+        """Ask every arm's build what it can do and read its patches. Raises PatchError or EngineError in one sentence.
+
+        A build that cannot even be asked is left for its legs: each becomes a row.
+        """
         for name in dict.fromkeys(leg.arm for leg in self._plan.legs):
             arm = arm_named(self._scenario, name)
-            adapter = engine(arm.engine)
             settings = settings_for(self._scenario, arm, None)
+            adapter = engine_for(arm.engine, settings)
             adapter.launcher.locate(settings)
             self._patches[name] = read_patches(arm, adapter, settings)
+            with contextlib.suppress(EngineError, OSError):
+                self.capabilities[name] = adapter.launcher.capabilities(settings)
+
+    @property
+    def takes_ids(self) -> bool:
+        """Whether every arm takes prompts as token ids; else all of them get text."""
+        return all(found.takes_ids for found in self.capabilities.values())
 
     @contextlib.contextmanager
     def prepare(self, leg: LegPlan, folder: Path) -> Iterator[Prepared]:
         """The surroundings of a leg; the overlay is removed when the leg ends (its proof is in the leg's row)."""
         arm = arm_named(self._scenario, leg.arm)
-        adapter = engine(arm.engine)
         settings = settings_for(self._scenario, arm, leg.seats)
+        adapter = engine_for(arm.engine, settings)
         env: dict[str, str] = {}
         python_path: list[str] = []
         if self._scenario.watch.probe and (probe := adapter.launcher.probe(settings)) is not None:
@@ -71,15 +115,21 @@ class ArmPreparer:
                 place = self._caches / leg.arm / name.lower()
                 place.mkdir(parents=True, exist_ok=True)
                 env[name] = str(place)
-        overlay = None
-        package = adapter.launcher.package_folder(settings)
-        # both arms of a gate run from an overlay, the baseline from an unpatched one
-        if package is not None and (self._plan.kind == "gate" or self._patches.get(leg.arm)):
-            overlay = build_overlay(Path(package), folder / "overlay", self._patches.get(leg.arm))
+        capabilities = self.capabilities.get(leg.arm) or Capabilities()
         try:
-            yield Prepared(adapter, settings, overlay, env, python_path)
+            overlay = self._overlay(leg.arm, adapter, settings, folder)
+            yield Prepared(adapter, settings, capabilities, overlay, env, python_path, self._scenario.deadlines.release_s)
         finally:
             shutil.rmtree(folder / "overlay", ignore_errors=True)
+
+    def _overlay(self, arm: str, adapter: Engine, settings: Settings, folder: Path) -> Overlay | None:
+        """Both arms of a gate run from an overlay; the baseline's holds the same files unpatched, so that both prove alike."""
+        package = adapter.launcher.package_folder(settings)
+        patches = self._patches.get(arm)
+        if package is None or (self._plan.kind != "gate" and patches is None):
+            return None
+        touched = sorted({path for other in self._patches.values() if other is not None for path in other.files})
+        return build_overlay(Path(package), folder / "overlay", patches, touched)
 
     def close(self) -> None:
         """Remove the run's compile caches."""

@@ -40,13 +40,13 @@ class Campaign:
         self.scenario, self.plan, self.writer, self.stop, self.tell = scenario, plan, writer, stop, listener
         self.done = done or Done()
         self._output = dict(self.done.output_tokens)
-        self._workload = Workload(scenario, scenario.model)
         self._arms = ArmPreparer(scenario, plan, writer.path)
 
     def run(self) -> str:
         """Execute every leg that is not done. Returns "finished" or "interrupted"; rows are on disk either way."""
         self._arms.check()
-        with Guardian() as guardian:
+        self._workload = Workload(self.scenario, self.scenario.model, as_text=not self._arms.takes_ids)
+        with contextlib.closing(self._arms), Guardian() as guardian:
             for leg in self.plan.legs:
                 if leg.leg in self.done.legs:
                     continue
@@ -54,7 +54,6 @@ class Campaign:
                     self._leave_out(leg, "not_run", "the run was interrupted before this leg")
                 else:
                     self._leg(guardian, leg)
-        self._arms.close()
         return "interrupted" if self.stop.is_set() else "finished"
 
     def _leg(self, guardian: Guardian, leg: LegPlan) -> None:
@@ -68,6 +67,7 @@ class Campaign:
                 folder,
                 LegName(leg=leg.leg, arm=leg.arm, role=leg.role, pair=leg.pair),
                 self.scenario.deadlines,
+                capabilities=prepared.capabilities if leg.arm in self._arms.capabilities else None,
                 overlay=prepared.overlay,
                 env=prepared.env,
                 python_path=prepared.python_path,
@@ -77,6 +77,7 @@ class Campaign:
                 row = booted
                 self._leave_out(leg, row.outcome, row.reason or row.outcome)
             else:
+                prepared.ready()
                 boot_s = (booted.ready_ns - booted.start_ns) / 1e9
                 self._say(leg, "ready", text=f"ready after {boot_s:.1f} s, seats {booted.seats or '?'}, {_pool_words(booted)}")
                 row = self._measure(leg, folder, booted, prepared)

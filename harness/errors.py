@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from evenhand.boot.patch import PatchError
 from evenhand.drive.prompts import PromptError
 from evenhand.engines.base import EngineError
 from evenhand.load import ScenarioError
 from evenhand.resume import ResumeError
 from evenhand.store import StoreError
 
-KNOWN: tuple[type[Exception], ...] = (EngineError, PromptError, ResumeError, ScenarioError, StoreError)
+KNOWN: tuple[type[Exception], ...] = (EngineError, PatchError, PromptError, ResumeError, ScenarioError, StoreError)

@@ -9,7 +9,7 @@ import msgspec
 from evenhand import scenario as sc
 from evenhand.drive.cell import recover as recover_spill
 from evenhand.drive.spill import read_head
-from evenhand.engines import engine
+from evenhand.engines import engine_for
 from evenhand.engines.base import Capabilities
 from evenhand.plan import Plan, arm_named, settings_for
 from evenhand.records import CellRow
@@ -33,7 +33,8 @@ def recover(path: Path) -> int:
         if folder is None or leg is None:
             continue
         arm = arm_named(scenario, leg.arm)
-        dialect = engine(arm.engine).dialect(settings_for(scenario, arm, leg.seats), Capabilities())
+        settings = settings_for(scenario, arm, leg.seats)
+        dialect = engine_for(arm.engine, settings).dialect(settings, Capabilities())
         for spill in sorted(p for p in folder.glob("rung-*.spill") if not p.is_symlink()):
             head = read_head(spill)
             cell = next((c for c in leg.cells if head and (c.cell, c.repeat) == (head.cell, head.repeat)), None)

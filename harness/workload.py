@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from evenhand import scenario as sc
 from evenhand.drive.prompts import (
@@ -28,46 +30,54 @@ FALLBACK_VOCABULARY = 1000
 class Workload:
     """Makes prompts. Raises PromptError in one sentence for a tokenizer or file that cannot be used."""
 
-    def __init__(self, scenario: sc.Scenario, model: str) -> None:
+    def __init__(self, scenario: sc.Scenario, model: str, as_text: bool = False) -> None:
+        """`as_text`: some engine of the comparison takes no ids, so every arm gets the same texts of the exact length."""
         self._scenario = scenario
+        self._as_text = as_text or (scenario.prompts.source == "file" and scenario.prompts.send == "text")
         self._folder = scenario.tokenizer or model
         self._vocabulary = _vocabulary(self._folder)
         self._texts = read_texts(scenario.prompts.file) if scenario.prompts.source == "file" and scenario.prompts.file else None
-        self._ordinal: dict[str, int] = {}
 
     def prompts(self, cell: CellPlan) -> list[list[int]] | list[str]:
         """The prompts of a cell, in request order."""
+        ids = self._prompt_ids(cell)
+        return [self._text(one) for one in ids] if self._as_text else ids
+
+    def _prompt_ids(self, cell: CellPlan) -> list[list[int]]:
         seed, name = self._scenario.seed, cell.cell
         if cell.kind == "reuse":
             whole = self._ids(f"{name}#0", cell.prompt_tokens + EXTENSION_TOKENS)
             prefix = whole[: cell.prompt_tokens]
             return [prefix, list(prefix), whole]
         if self._texts is not None and cell.kind != "warmup":
-            return self._from_file(cell)
+            first = _ordinal(name)
+            return [file_ids(self._texts, first + i, cell.prompt_tokens, self._encode) for i in range(cell.requests)]
         shared = self._scenario.prompts.shared_prefix if cell.kind != "warmup" else 0
         lead = random_ids(seed, f"{name}/shared", shared, self._vocabulary.size, self._vocabulary.special)
         keys = [f"{name}#{index}" for index in range(cell.requests)]
         return random_prompts(seed, keys, cell.prompt_tokens, self._vocabulary, first_ordinal=_ordinal(name), shared=lead)
 
-    def _ids(self, key: str, length: int) -> list[int]:
-        return random_ids(self._scenario.seed, key, length, self._vocabulary.size, self._vocabulary.special)
+    def _text(self, ids: list[int]) -> str:
+        """Text that the same tokenizer counts as exactly len(ids) tokens. Raises PromptError when none is found."""
+        made = repair(ids, self._encode, lambda some: str(self._tokenizer.decode(list(some), skip_special_tokens=False)))
+        if made.tokens != len(ids):
+            raise PromptError(f"no text of exactly {len(ids)} tokens was found for this tokenizer (nearest has {made.tokens})")
+        return made.text
 
-    def _from_file(self, cell: CellPlan) -> list[list[int]] | list[str]:
+    @cached_property
+    def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_file(str(Path(self._folder) / "tokenizer.json"))
+        file = Path(self._folder) / "tokenizer.json"
+        if not file.is_file():
+            raise PromptError(f"{file} does not exist, but text prompts need it; set `tokenizer` to a folder that has one")
+        return Tokenizer.from_file(str(file))
 
-        def encode(text: str) -> list[int]:
-            return list(tokenizer.encode(text, add_special_tokens=False).ids)
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-        assert self._texts is not None
-        first = _ordinal(cell.cell)
-        ids = [file_ids(self._texts, first + i, cell.prompt_tokens, encode) for i in range(cell.requests)]
-        if self._scenario.prompts.send == "ids":
-            return ids
-        return [
-            repair(one, encode, lambda some: str(tokenizer.decode(list(some), skip_special_tokens=False))).text for one in ids
-        ]
+    def _ids(self, key: str, length: int) -> list[int]:
+        return random_ids(self._scenario.seed, key, length, self._vocabulary.size, self._vocabulary.special)
 
 
 def _ordinal(name: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from evenhand import scenario as sc
-from evenhand.engines import engine
+from evenhand.engines import engine_for
 from evenhand.plan import CellPlan, LegPlan, Plan, arm_named, settings_for
 
 PORT = 59999
@@ -22,8 +22,8 @@ def dry_run_text(scenario: sc.Scenario, plan: Plan) -> str:
 
 def _leg(scenario: sc.Scenario, leg: LegPlan) -> list[str]:
     arm = arm_named(scenario, leg.arm)
-    adapter = engine(arm.engine)
     settings = settings_for(scenario, arm, leg.seats)
+    adapter = engine_for(arm.engine, settings)
     adapter.launcher.locate(settings)
     command = adapter.launcher.command(settings, PORT, adapter.launcher.capabilities(settings))
     role = {"warm_boot": ", uncounted warm boot", "control": ", control"}.get(leg.role, "")

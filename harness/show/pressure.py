@@ -77,7 +77,7 @@ def _notes(rows: Sequence[PressureRow]) -> list[str]:
         for what, reason in (("peak", row.peak_reason), ("settle", row.settle_reason), ("TTFT", row.ttft_reason)):
             if reason and row.has_figures:
                 reasons.setdefault(f"{what}: {reason}", []).append(f"{row.arm}@{row.prompt_tokens}")
-        for note in row.notes:
+        for note in row.notes if row.has_figures else ():
             reasons.setdefault(note, []).append(f"{row.arm}@{row.prompt_tokens}")
     for reason, cells in reasons.items():
         notes.append(f"{reason} ({', '.join(cells) if len(cells) < 5 else f'{len(cells)} cells'})")
