@@ -11,6 +11,7 @@ Rows come from inside another process and are read leniently. Used of them (engi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import dropwhile
 from typing import Any
 
 import msgspec
@@ -93,7 +94,12 @@ def retained(probe: Sequence[dict[str, Any]], cell: CellRow) -> list[Retained]:
             blocks = _most(row.get(name))
             if blocks is not None:
                 series.setdefault(str(request), []).append((computed, blocks))
-    return [_retained(request, kept.get(request) or points) for request, points in held.items()]
+    found = []
+    for request, points in held.items():
+        rising = list(dropwhile(lambda point: point[1] == 0, kept.get(request) or points))  # nothing was held yet
+        if rising:
+            found.append(_retained(request, rising))
+    return found
 
 
 def _most(groups: Any) -> int | None:

@@ -79,7 +79,7 @@ def void_reasons(facts: Facts) -> list[str]:
             f"the client lagged {lag.lag_p99_s * 1e3:.3g} ms (p99) without kernel stamps, "
             f"above {facts.lag_share:.0%} of the median TPOT"
         )
-    if facts.closed and facts.tpot_s and lag.turnaround_p50_s is not None:
+    if facts.closed and cell.kind == "ladder" and facts.tpot_s and lag.turnaround_p50_s is not None:
         share = lag.turnaround_p50_s / facts.tpot_s
         if share > TURNAROUND_SHARE:
             reasons.append(

@@ -12,8 +12,8 @@ from evenhand.judge.timing import Status
 def judge_pool(rule: Rule, rows: Sequence[PairedPressure], boots: int) -> tuple[Status, str]:
     """Not worse by more than the margin at every prompt length. Exact peaks are judged where both arms have them.
 
-    A sampled peak is a lower bound that two boots of one build already read differently, so its margin is never below that
-    A/A spread.
+    A sampled peak is a lower bound that two boots of one build already read differently, so its margin is never below the
+    largest such A/A spread.
     """
     if not rows:
         return "void", "no data: no cell in which the pool was watched"

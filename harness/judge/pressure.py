@@ -200,7 +200,7 @@ class PairedPressure(JudgeRow, frozen=True, kw_only=True):
     extra_tokens_per_prompt_token: float | None = None
     """(baseline - candidate) blocks x tokens per block / prompt tokens: what the baseline held beyond the candidate."""
     spread_blocks: int | None = None
-    """Largest minus smallest peak among the baseline's own boots (A/A)."""
+    """Largest minus smallest peak of one build: between the boots of an arm, or two passes of one boot (A/A)."""
     retained: str = ""
     """ "4, 5, ..., 16 against 5" """
 
@@ -211,10 +211,19 @@ def paired_pressure(rows: Sequence[PressureRow], legs: Sequence[LegRow], baselin
     block_tokens = {leg.leg: leg.pool.block_tokens for leg in legs if leg.pool}
     cells = dict.fromkeys((r.cell, r.prompt_tokens) for r in rows if r.arm in (baseline, candidate) and r.repeat == 0)
     for cell, prompt in cells:
-        mine = [r for r in rows if r.cell == cell and r.arm == baseline and r.repeat == 0 and r.has_figures]
-        other = [r for r in rows if r.cell == cell and r.arm == candidate and r.repeat == 0 and r.has_figures]
-        found.append(_paired(cell, prompt, mine, other, block_tokens))
+        mine = [r for r in rows if r.cell == cell and r.arm == baseline and r.has_figures]
+        other = [r for r in rows if r.cell == cell and r.arm == candidate and r.has_figures]
+        once = [[r for r in side if r.repeat == 0] for side in (mine, other)]
+        paired = _paired(cell, prompt, once[0], once[1], block_tokens)
+        spreads = [s for s in (_spread(mine, paired.exact), _spread(other, paired.exact)) if s is not None]
+        found.append(msgspec.structs.replace(paired, spread_blocks=max(spreads, default=None)))
     return found
+
+
+def _spread(rows: Iterable[PressureRow], exact: bool) -> int | None:
+    """Largest minus smallest peak of one arm, second passes included; None where there is one peak."""
+    peaks = _peaks(rows, exact)
+    return max(peaks) - min(peaks) if len(peaks) > 1 else None
 
 
 def _paired(
@@ -240,7 +249,6 @@ def _paired(
         candidate_settle_blocks=_last(r.settle_blocks for r in b),
         baseline_cached=max((r.cached_tokens for r in a if r.cached_tokens is not None), default=None),
         candidate_cached=max((r.cached_tokens for r in b if r.cached_tokens is not None), default=None),
-        spread_blocks=max(mine) - min(mine) if len(mine) > 1 else None,
         retained=_against(a, b),
     )
     if len(mine) < max(1, len(a)) or len(other) < max(1, len(b)):

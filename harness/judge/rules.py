@@ -101,14 +101,14 @@ def plan_power(rules: Mapping[str, Any], pairs: int) -> list[str]:
     if timing:
         need = pairs_needed(len(timing))
         names = ", ".join(r.name for r in timing)
-        count = f"{len(timing)} timing rule{'s' * (len(timing) != 1)}"
+        count = f"{len(timing)} timing rules need {need}" if len(timing) != 1 else f"1 timing rule needs {need}"
         if pairs < need:
             said.append(
-                f"{names} will be inconclusive: {count} need {need} boot pairs (1/2^n <= 0.05/{len(timing)}), "
+                f"{names} will be inconclusive: {count} boot pairs (1/2^n <= 0.05/{len(timing)}), "
                 f"{pairs} planned; set gate.pairs = {need} or remove the rules"
             )
         else:
-            said.append(f"{names}: {pairs} boot pairs can confirm a slow-down ({count} need {need})")
+            said.append(f"{names}: {pairs} boot pairs can confirm a slow-down ({count})")
     if any(r.name == "ttft_p95" for r in timing):
         said.append("ttft_p95 needs at least 20 requests in every rung")
     return said

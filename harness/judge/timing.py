@@ -93,7 +93,7 @@ def decide(found: Spread, margin: float, rules: int, p_adjusted: float | None = 
         )
 
     if n < need:
-        return decision("inconclusive", f"{n} boot pairs, {rules} timing rules need {need}")
+        return decision("inconclusive", f"{n} boot pairs, {rules} timing rule{'s need' if rules > 1 else ' needs'} {need}")
     if found.high < limit:
         return decision("pass", f"the 90 % interval ends below {100 * margin:g} %")
     if found.low > 0 and found.mean >= limit:

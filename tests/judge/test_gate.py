@@ -270,7 +270,7 @@ def test_timing_passes_fails_and_waits_for_pairs():
     assert slow.timing[0].planted_seen
     few = judge(timed(pairs=2))
     assert few.exit_code == 4
-    assert "2 boot pairs, 1 timing rules need 5" in rule(few, "ttft_p50").reason
+    assert "2 boot pairs, 1 timing rule needs 5" in rule(few, "ttft_p50").reason
     assert "5 boot pairs would let 1 timing rule be decided" in few.widen
 
 

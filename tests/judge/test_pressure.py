@@ -103,6 +103,20 @@ def test_a_sampled_margin_is_at_least_the_spread_of_one_build():
     assert judged(two_arms((65, 65), (66, 66)), {"blocks": 1})[0] == "pass"
 
 
+def test_a_second_pass_and_the_candidates_own_boots_tell_the_spread_too():
+    made = two_arms((76, 76), (79, 76))
+    assert pairs(made)[0].spread_blocks == 3
+    assert judged(made)[0] == "pass"
+    made = two_arms((76, 76), (79, 79))
+    assert judged(made)[0] == "fail"
+    tokens = {"prompt_tokens": L, "prompt_tokens_asked": L}
+    made.cells.append(cell(NAME, 0, "base", prompt_tokens=L, planned=1, start_ns=3 * S, end_ns=5 * S, repeat=1))
+    made._requests.append(request(f"{NAME}#0", leg=0, arm="base", repeat=1, send_ns=3 * S, end_ns=5 * S, **tokens))
+    made._samples.append(at_blocks(4, 79, leg=0))
+    assert pairs(made)[0].baseline_each == [76, 76]
+    assert judged(made)[0] == "pass"
+
+
 def test_exact_peaks_take_no_such_margin():
     made = two_arms((62, 65), (66, 66), probes={"base": (65,), "new": (66,)})
     assert judged(made)[0] == "fail"
