@@ -68,8 +68,13 @@ def _sglang(settings: Settings, options: Options) -> Flags:
     pool = settings.pool
     cannot: list[str] = []
     implied = _implied(pool)
-    page = settings.block_tokens or 1
-    tokens = pool.tokens if pool.tokens is not None else (pool.blocks * page if pool.blocks is not None else None)
+    tokens = pool.tokens
+    if pool.blocks is not None and settings.block_tokens:
+        tokens = pool.blocks * settings.block_tokens
+    elif pool.blocks is not None:
+        cannot.append(
+            f"pool.blocks = {pool.blocks} is not expressed: this dialect (SGLang) counts tokens; give block_tokens too."
+        )
     argv = ["--model-path", settings.model, "--served-model-name", settings.served_name, "--enable-metrics"]
     argv += _pairs(
         ("--context-length", settings.context),

@@ -10,7 +10,7 @@ from typing import Protocol
 from evenhand.engines.reference import scheduler, tokens
 from evenhand.engines.reference.api import Ask
 from evenhand.engines.reference.resolve import Setup
-from evenhand.engines.reference.scheduler import Output, Seq, State, Step
+from evenhand.engines.reference.sequences import Output, Seq, State, Step
 from evenhand.engines.reference.vitals import Vitals
 from evenhand.engines.reference.vocabulary import Vocabulary
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from evenhand.engines.reference.api import Ask
     from evenhand.engines.reference.dialects.base import Frame
     from evenhand.engines.reference.engine import Engine
-    from evenhand.engines.reference.scheduler import Seq
+    from evenhand.engines.reference.sequences import Seq
     from evenhand.engines.reference.wire import Wire
 
 _encode = msgspec.json.encode

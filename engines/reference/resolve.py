@@ -13,7 +13,8 @@ from evenhand.engines.reference.groups import blocks_for
 from evenhand.engines.reference.model import Shape
 from evenhand.engines.reference.options import bytes_of
 from evenhand.engines.reference.pool import BlockPool
-from evenhand.engines.reference.scheduler import Rules, State, make_state
+from evenhand.engines.reference.scheduler import make_state
+from evenhand.engines.reference.sequences import Rules, State
 
 STATE_SLOTS_PER_SEAT_CACHED = 3
 """SGLang keeps this many state slots a running request when its radix cache holds states, and tracking slots beside them."""

@@ -7,154 +7,11 @@ commit, already holds the next step's blocks.
 
 from __future__ import annotations
 
-import hashlib
-from array import array
-from collections import deque
-from dataclasses import dataclass, field
-
-from evenhand.engines.reference.groups import (
-    AlignedStateGroup,
-    AttentionGroup,
-    FixedStateGroup,
-    Group,
-    Table,
-    blocks_for,
-)
-from evenhand.engines.reference.pool import Block, BlockPool
-from evenhand.engines.reference.tokens import Stream, accepted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """What the scheduler may do."""
-
-    seats: int
-    batch_tokens: int
-    block_tokens: int
-    depth: int = 0
-    acceptance: float = 0.0
-    drafter: bool = False
-    """A drafter that needs the last hidden states: one cacheable block less."""
-    in_flight: int = 0
-    aligned: bool = False
-    """Recurrent state is kept at block boundaries: prefill chunks end there."""
-    caching: bool = False
-    context: int = 1 << 60
-    leak_blocks: int = 0
-    """Fault: blocks that are never given back, one per finished request."""
-
-
-@dataclass(slots=True, eq=False)
-class Seq:
-    """A sequence: one request inside the engine."""
-
-    name: str
-    prompt: array[int]
-    limit: int
-    """Tokens to generate at most."""
-    stream: Stream
-    digest: bytes
-    eos: int | None = None
-    output: list[int] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    computed: int = 0
-    """Tokens scheduled so far, in flight or not."""
-    flying: int = 0
-    """Of these, tokens of steps that are not committed."""
-    promised: int = 0
-    """Output tokens that steps in flight will give at least."""
-    fill: int = 0
-    """Tokens to compute before the next one can be sampled: the prompt, or after a preemption everything known."""
-    epoch: int = 0
-    """Raised when its steps in flight no longer count (preempted, aborted)."""
-    cached: int = 0
-    cached_first: int | None = None
-    """Prompt tokens served from the cache at the first admission."""
-    boundaries: tuple[int, ...] = ()
-    """Token counts whose state is registered for reuse."""
-    junction: int = 0
-    chain: list[bytes] = field(default_factory=list)
-    """Hash of every full block's prefix."""
-    registered: int = 0
-    quiet: int = -1
-    """Last retirement's block index: nothing to do until it moves or a table grows."""
-    room: int = 0
-    finish: str | None = None
-    drafted: int = 0
-    accepted: int = 0
-    preempted: int = 0
-    max_attention: int = 0
-    max_state: int = 0
-    sink: object = None
-
-
-@dataclass(slots=True)
-class Item:
-    """One sequence's share of a step."""
-
-    seq: Seq
-    tokens: int
-    epoch: int
-    samples: bool
-    """The step ends with a token of this sequence."""
-    drafts: int
-    prefill: bool
-
-
-@dataclass(slots=True)
-class Step:
-    """A step in flight."""
-
-    number: int
-    items: list[Item]
-    prefill_tokens: int
-    decode_tokens: int
-    used: int
-    """Most blocks in use at once while its blocks were taken."""
-
-
-@dataclass(slots=True)
-class Output:
-    """What one step gave one sequence."""
-
-    seq: Seq
-    ids: list[int]
-    finish: str | None
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counters, as an exposition shows them."""
-
-    preemptions: int = 0
-    prompt: int = 0
-    cached: int = 0
-    generated: int = 0
-    queried: int = 0
-    hit: int = 0
-    drafts: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    finished: dict[str, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0, "error": 0})
-    steps: int = 0
-    peak_running: int = 0
-
-
-@dataclass(slots=True)
-class State:
-    """Everything the scheduler knows."""
-
-    rules: Rules
-    pool: BlockPool
-    groups: list[Group]
-    slots: BlockPool | None = None
-    """A second pool for recurrent state, where the engine keeps two."""
-    running: list[Seq] = field(default_factory=list)
-    waiting: deque[Seq] = field(default_factory=deque)
-    totals: Totals = field(default_factory=Totals)
-    leaked: list[Block] = field(default_factory=list)
-    trace: list[tuple[Seq, tuple[int, ...]]] | None = None
-    """When asked for: who retired or took blocks, and its states per group after retiring and before taking."""
+from evenhand.engines.reference.groups import AlignedStateGroup, AttentionGroup, FixedStateGroup, Group, Table
+from evenhand.engines.reference.pool import BlockPool
+from evenhand.engines.reference.prefix import found_blocks, look_up, register
+from evenhand.engines.reference.sequences import Item, Output, Rules, Seq, State, Step, Totals
+from evenhand.engines.reference.tokens import accepted
 
 
 def make_state(
@@ -224,7 +81,7 @@ def schedule(state: State) -> Step | None:
     if not preempted:
         while state.waiting and len(state.running) < rules.seats and budget > 0:
             seq = state.waiting[0]
-            found = _look_up(state, seq)
+            found = look_up(state, seq)
             count = _split(rules, seq, found, min(seq.fill - found, budget))
             if count <= 0 or not _admit(state, seq, found, count):
                 break
@@ -313,7 +170,7 @@ def _admit(state: State, seq: Seq, found: int, count: int) -> bool:
     """Let a waiting request in if its whole prompt fits beside what runs: one that could only be preempted waits instead."""
     ahead = state.rules.depth
     trial = [Table() for _ in state.groups]
-    shared = _found_blocks(state, seq, found)
+    shared = found_blocks(state, seq, found)
     for table, blocks in zip(trial, shared, strict=True):
         table.blocks = list(blocks)
     revived = sum(block.refs == 0 and block is not state.pool.null for blocks in shared for block in blocks)
@@ -385,7 +242,7 @@ def commit(state: State, step: Step) -> list[Output]:
             seq.promised -= 1
             ids = _sample(rules, totals, seq, item)
         if rules.caching:
-            _register(state, seq)
+            register(state, seq)
         if ids:
             output = seq.output
             finish = None
@@ -459,92 +316,3 @@ def _note_held(state: State, seq: Seq) -> None:
     seq.max_attention = max(seq.max_attention, state.groups[0].held(seq.tables[0]))
     if len(state.groups) > 1:
         seq.max_state = max(seq.max_state, state.groups[1].held(seq.tables[1]))
-
-
-# --- prefix cache ---------------------------------------------------------------------------------------------------
-
-
-def _hashes(rules: Rules, seq: Seq, count: int) -> list[bytes]:
-    """Hashes of the first `count` full blocks' prefixes."""
-    block = rules.block_tokens
-    chain = seq.chain
-    size = len(seq.prompt)
-    while len(chain) < count:
-        begin = len(chain) * block
-        if begin + block <= size:
-            part = seq.prompt[begin : begin + block]
-        else:
-            part = array("I", [*seq.prompt[begin:], *seq.output[max(0, begin - size) : begin + block - size]])
-        chain.append(hashlib.blake2b(part.tobytes(), digest_size=16, key=chain[-1] if chain else b"").digest())
-    return chain
-
-
-def _look_up(state: State, seq: Seq) -> int:
-    """Tokens found in the prefix cache, and the boundaries at which this request's own states are to be registered."""
-    rules = state.rules
-    block = rules.block_tokens
-    if rules.aligned:
-        # the last boundary that a repeat can use: it has to compute one token itself, and a drafter one block more
-        last = seq.fill // block - 1 if rules.drafter else (seq.fill - 1) // block
-        seq.boundaries = (last * block,) if last > 0 else ()
-    if not rules.caching:
-        return 0
-    full = (seq.fill - 1) // block
-    chain = _hashes(rules, seq, full)
-    pages = 0
-    while pages < full and state.pool.find((chain[pages], 0)) is not None:
-        pages += 1
-    if rules.drafter and pages:
-        pages -= 1
-    if not rules.aligned:
-        return pages * block
-    states = pages
-    while states and any(state.pool.find((chain[states - 1], group.number)) is None for group in state.groups[1:]):
-        states -= 1
-    if pages > states:
-        seq.boundaries = (*seq.boundaries, pages * block)  # a shared prefix whose state nobody kept: keep it this time
-    return states * block
-
-
-def _found_blocks(state: State, seq: Seq, found: int) -> list[list[Block]]:
-    """The blocks of a prefix of `found` tokens, per group."""
-    count = found // state.rules.block_tokens
-    if not count:
-        return [[] for _ in state.groups]
-    pages = [state.pool.find((key, 0)) for key in seq.chain[:count]]
-    result: list[list[Block]] = [[block for block in pages if block is not None]]
-    for group in state.groups[1:]:
-        kept = state.pool.find((seq.chain[count - 1], group.number))
-        result.append([state.pool.null] * (count - 1) + [kept] if kept is not None else [])
-    return result
-
-
-def _register(state: State, seq: Seq) -> None:
-    """Let blocks that are full and committed be found."""
-    rules = state.rules
-    block = rules.block_tokens
-    known = len(seq.prompt) + len(seq.output)
-    full = min(seq.computed - seq.flying, known) // block
-    if full <= seq.registered:
-        return
-    chain = _hashes(rules, seq, full)
-    pages = seq.tables[0].blocks
-    for index in range(seq.registered, full):
-        state.pool.register(pages[index], (chain[index], 0))
-    if rules.aligned:
-        for boundary in seq.boundaries:
-            at = boundary // block - 1
-            if seq.registered <= at < full:
-                for group, table in zip(state.groups[1:], seq.tables[1:], strict=True):
-                    if at < len(table.blocks):
-                        state.pool.register(table.blocks[at], (chain[at], group.number))
-    seq.registered = full
-
-
-def wait_blocks(state: State, tokens: int) -> int:
-    """Blocks of the common pool that one sequence of `tokens` needs when it is alone and decoding."""
-    total = 0
-    for group in state.groups:
-        if group.pool is state.pool:
-            total += group.wanted(Table(), tokens, 0) if group.kind == "state" else blocks_for(tokens, state.rules.block_tokens)
-    return total

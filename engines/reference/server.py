@@ -197,7 +197,7 @@ class Server:
         reply.seq = self.engine.submit(ask, f"r{number}", reply)
 
     def _check(self, ask: api.Ask) -> None:
-        context = self.setup.rules.context
+        context = self.dialect.longest(self.setup)
         if not self.dialect.any_model and ask.model != self.served:
             raise ApiError("model", 404, asked=ask.model, served=self.served)
         if ask.max_tokens < 1:

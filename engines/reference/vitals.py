@@ -10,7 +10,7 @@ from typing import IO, Any
 import msgspec
 
 from evenhand.engines.reference import scheduler
-from evenhand.engines.reference.scheduler import Seq, State, Step
+from evenhand.engines.reference.sequences import Seq, State, Step
 
 RING = 4096
 FLUSH_EVERY_S = 0.1

@@ -11,7 +11,8 @@ from evenhand.engines.reference.config import read_flags
 from evenhand.engines.reference.dialects import dialect as find_dialect
 from evenhand.engines.reference.options import convert
 from evenhand.engines.reference.resolve import Setup, resolve
-from evenhand.engines.reference.scheduler import Output, Rules, Seq, State, make_state
+from evenhand.engines.reference.scheduler import make_state
+from evenhand.engines.reference.sequences import Output, Rules, Seq, State, Step
 from evenhand.engines.reference.tokens import Stream, digest
 
 
@@ -32,7 +33,7 @@ class Bench:
         self, rules: Rules, blocks: int, state_groups: int = 3, null_gap_fix: bool = False, slots: object = None
     ) -> None:
         self.state: State = make_state(rules, blocks, state_groups, null_gap_fix, slots)  # type: ignore[arg-type]
-        self.flights: deque[scheduler.Step] = deque()
+        self.flights: deque[Step] = deque()
         self.gauge: list[int] = []
         self.outputs: list[Output] = []
         self.scheduled: list[int] = []

@@ -6,7 +6,7 @@ import pytest
 
 from evenhand.engines.reference import scheduler
 from evenhand.engines.reference.groups import AlignedStateGroup
-from evenhand.engines.reference.scheduler import Rules, State
+from evenhand.engines.reference.sequences import Rules, State
 
 from .helpers import Bench, hybrid, prompt, request
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from evenhand.engines.reference import scheduler
 from evenhand.engines.reference.pool import BlockPool, PoolExhausted
-from evenhand.engines.reference.scheduler import Rules
+from evenhand.engines.reference.sequences import Rules
 
 from .helpers import Bench, hybrid, prompt, request
 
@@ -94,7 +94,7 @@ def test_what_was_generated_can_be_found_too() -> None:
 @pytest.mark.parametrize("prefix", [512, 1024, 2048, 4096, 8192, 16_384, 32_768])
 @pytest.mark.parametrize("fix", [False, True])
 def test_cached_tokens_of_a_follow_up_in_align_mode(prefix: int, fix: bool) -> None:
-    """max(0, floor(prefix/block) - 1) * block, replayed and extended, with the fix and without."""
+    """max(0, floor(prefix/block) - 1) * block for whole blocks, replayed and extended, with the fix and without."""
     for rules in (hybrid(256, 1024, in_flight=0), hybrid(256, 2048)):
         bench = Bench(rules, 2000, null_gap_fix=fix)
         bench.add(request(prompt(prefix), 16))
@@ -104,6 +104,33 @@ def test_cached_tokens_of_a_follow_up_in_align_mode(prefix: int, fix: bool) -> N
         extended = bench.add(request(prompt(prefix + 700), 16, "extended"))
         bench.run()
         assert replay.cached_first == extended.cached_first == max(0, prefix // 256 - 1) * 256
+
+
+@pytest.mark.parametrize(
+    ("prefix", "extended", "again"),
+    [
+        (500, 256, 256),
+        (512, 256, 512),
+        (600, 512, 512),
+        (1000, 768, 768),
+        (1024, 768, 1024),
+        (2048, 1792, 2048),
+        (3000, 2816, 2816),
+        (4096, 3840, 4096),
+        (5000, 4864, 4864),
+    ],
+)
+def test_cached_tokens_as_measured_on_vllm_cpu(prefix: int, extended: int, again: int) -> None:
+    """vLLM 0.32.0, tiny hybrid model, block 256, budget 1024: a prompt, then two that extend it differently."""
+    bench = Bench(hybrid(256, 1024, in_flight=0), 2000)
+    seen = []
+    for key, more in enumerate((0, 700, 700)):
+        ids = prompt(prefix)
+        ids.extend(prompt(more, key=90 + key))
+        seq = bench.add(request(ids, 8, f"r{key}"))
+        bench.run()
+        seen.append(seq.cached_first)
+    assert seen == [0, extended, again]
 
 
 @pytest.mark.parametrize("prefix", [500, 832, 1700, 14_000, 20_001, 31_000])
@@ -117,7 +144,7 @@ def test_a_drafter_costs_one_more_cached_block(prefix: int) -> None:
 
 
 def test_a_shared_prefix_is_kept_from_the_second_time() -> None:
-    """Nobody ends a chunk where a prefix of several prompts ends until one of them finds its pages there without a state."""
+    """Nobody ends a chunk where a shared prefix ends until one finds its pages there without a state (as on vLLM 0.32)."""
     bench = Bench(hybrid(256, 2048, in_flight=0), 900)
     seen = []
     for key in range(3):

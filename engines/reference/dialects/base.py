@@ -124,6 +124,10 @@ class Dialect:
         """Flag values -> EngineConfig."""
         return msgspec.convert({**values, "options": options}, EngineConfig)
 
+    def longest(self, setup: Setup) -> int:
+        """Longest prompt + output that is not turned away, tokens."""
+        return setup.rules.context
+
     def usage_error(self, argument: str, text: str) -> Words:
         """An argument that is not known."""
         raise NotImplementedError

@@ -142,6 +142,10 @@ class SglangDialect(Dialect):
         values.setdefault("gauge_every", DEFAULT_GAUGE_EVERY)
         return super().config(values, options, env)
 
+    def longest(self, setup: Setup) -> int:
+        """What the pool of tokens can hold at all bounds a request as well."""
+        return min(setup.rules.context, setup.pool_tokens - 1)
+
     def usage_error(self, argument: str, text: str) -> Words:
         lines = [text.rstrip(), f"launch_server.py: error: unrecognized arguments: {argument}"]
         return Words(lines=lines, exit_code=2)
@@ -297,7 +301,7 @@ def _server_info(server: Server) -> Answer:
         "enable_cache_report": config.report_cached,
         "status": "ready",
         "max_total_num_tokens": setup.pool_tokens,
-        "max_req_input_len": rules.context - 6,
+        "max_req_input_len": server.dialect.longest(setup) - 5,
         "version": server.version,
         "internal_states": [{"effective_max_running_requests_per_dp": rules.seats, "memory_usage": {}}],
     }
