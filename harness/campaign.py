@@ -18,9 +18,10 @@ from evenhand.measure import Bench, found_output_tokens
 from evenhand.plan import CellPlan, LegPlan, Plan
 from evenhand.progress import Event, Listener, silent
 from evenhand.records import CellRow, EventRow, LegRow, Outcome, RequestRow
+from evenhand.replay import diverged, replay
 from evenhand.resume import Done
 from evenhand.stop import Interrupted, Stop
-from evenhand.store import RunWriter
+from evenhand.store import RunWriter, open_run
 from evenhand.watch.sampler import Sampler
 from evenhand.workload import Workload
 
@@ -54,6 +55,8 @@ class Campaign:
                     self._leave_out(leg, "not_run", "the run was interrupted before this leg")
                 else:
                     self._leg(guardian, leg)
+            if self.plan.kind == "gate" and not self.stop.is_set():
+                self._replay(guardian)
         return "interrupted" if self.stop.is_set() else "finished"
 
     def _leg(self, guardian: Guardian, leg: LegPlan) -> None:
@@ -84,6 +87,50 @@ class Campaign:
             row = prepared.finish(row)
         self.writer.leg(row)
         self._say(leg, "leg_end", outcome=row.outcome, text=row.reason or "")
+
+    def _replay(self, guardian: Guardian) -> None:
+        """One more boot of the baseline, uncounted, when outputs differ: how close was the first token that differs?"""
+        gate = self.scenario.gate
+        assert gate is not None
+        wanted = diverged(open_run(self.writer.path), gate)
+        if not wanted or self.writer.path.joinpath("replays.jsonl").exists():
+            return
+        first = next(leg for leg in self.plan.legs if leg.arm == gate.baseline and leg.cells)
+        leg = msgspec.structs.replace(first, leg=len(self.plan.legs), role="control", pair=None)
+        folder = self.writer.leg_folder(leg.leg, "replay")
+        self._say(leg, "note", text=f"replaying {len(wanted)} requests that differ, untimed, for their log-probability margins")
+        with self._arms.prepare(leg, folder) as prepared:
+            name = LegName(leg=leg.leg, arm=leg.arm, role="control")
+            booted = boot_leg(
+                guardian,
+                prepared.engine,
+                prepared.settings,
+                folder,
+                name,
+                self.scenario.deadlines,
+                overlay=prepared.overlay,
+                env=prepared.env,
+                python_path=prepared.python_path,
+                stop=self.stop,
+            )
+            if isinstance(booted, LegRow):
+                self._say(leg, "note", text=f"no replay: {booted.reason}")
+                return
+            try:
+                rows = replay(
+                    booted,
+                    leg,
+                    wanted,
+                    self._output,
+                    self._workload,
+                    self.scenario.deadlines,
+                    self.stop,
+                    self.scenario.seed,
+                    folder,
+                )
+            finally:
+                booted.stop()
+        self.writer.append(self.writer.path / "replays.jsonl", rows)
 
     def _measure(self, leg: LegPlan, folder: Path, booted: Running, prepared: Prepared) -> LegRow:
         """All cells of a leg on a ready engine, which is stopped whatever happens."""

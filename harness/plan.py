@@ -12,6 +12,7 @@ import msgspec
 
 from evenhand import scenario as sc
 from evenhand.engines.base import PoolRequest, Settings
+from evenhand.judge.rules import plan_power
 from evenhand.units import parse_bytes
 
 Kind = Literal["ladder", "pressure", "reuse", "warmup"]
@@ -243,4 +244,4 @@ def _gate_legs(scenario: sc.Scenario, gate: sc.Gate) -> tuple[list[LegPlan], lis
         notes.append("one uncounted boot per arm first, to fill its compile caches")
     else:
         notes.append("warm_boot = false: compile caches are not warmed, first boots may differ")
-    return legs, notes
+    return legs, [*notes, *plan_power(gate.rules, gate.pairs)]

@@ -10,11 +10,13 @@ A run directory holds:
     manifest.json        Manifest: written before the first request, replaced by rename when the run ends
     cells.jsonl          CellRow: one per (leg, cell), appended when the cell ends
     legs.jsonl           LegRow: one per boot, appended when the leg ends
+    replays.jsonl        RequestRow: untimed replays (with margins) of requests that diverged in a gate
     events.jsonl         EventRow: what the harness itself did and saw, for people
     NNN-ARM/             one folder per leg
         engine.log       stdout and stderr of the engine, as they came (redacted when the leg ends)
         requests.jsonl   RequestRow, flushed as they are decoded after each rung
         rung-*.spill     raw reads with their stamps, appended as each request ends; removed once decoded
+        replays.jsonl    RequestRow of untimed replays of diverged requests, with top2_margin_nats
         samples.jsonl    SampleRow from the sampler's own process
         scrapes.jsonl.gz raw /metrics bodies
         gpu.jsonl        GpuRow

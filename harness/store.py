@@ -286,6 +286,10 @@ class Run:
                 continue  # the last line of a killed engine
         return rows
 
+    def replays(self) -> list[RequestRow]:
+        """Untimed replays of requests that diverged in a gate."""
+        return read_rows(self.path / "replays.jsonl", RequestRow)
+
     def log(self, leg: int, limit: int = 1 << 20) -> str:
         """The end of a leg's engine log."""
         folder = self.leg_folder(leg)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import msgspec
@@ -45,12 +45,12 @@ def judge_gate(run: RunView, judged_utc: str) -> Verdict:
     reader = Reader(run)
     a_legs, b_legs = measured(run, baseline), measured(run, candidate)
     control_legs = [leg for leg in run.legs if leg.arm == baseline and leg.role == "control"]
-    matched = _by_pair(a_legs, b_legs)
+    matched = pairs_of(a_legs, b_legs)
 
     comparisons = compared(run, reader, matched)
     control = controls(run, reader, a_legs, control_legs)
     cells = ladder_rows(run, reader, ("ladder", "pressure", "reuse"))
-    watched = pressure_rows(run, reader, _watched_kinds(run), cells)
+    watched = pressure_rows(run, reader, _watched_kinds(run, rules), cells)
     paired = paired_pressure([r for r in watched if r.pair is not None], run.legs, baseline, candidate)
     gpu = {leg.leg: reader.gpu(leg.leg) for leg in run.legs}
     summaries = [summarise(arm, run.cells, gpu) for arm in (baseline, candidate)]
@@ -105,15 +105,44 @@ def judge_gate(run: RunView, judged_utc: str) -> Verdict:
     )
 
 
-def _by_pair(a: Sequence[LegRow], b: Sequence[LegRow]) -> list[tuple[LegRow, LegRow]]:
+def pairs_of(a: Sequence[LegRow], b: Sequence[LegRow]) -> list[tuple[LegRow, LegRow]]:
     """Legs of both arms that share a pair."""
     other = {leg.pair: leg for leg in b if leg.pair is not None}
     return [(leg, other[leg.pair]) for leg in a if leg.pair in other]
 
 
-def _watched_kinds(run: RunView) -> tuple[str, ...]:
-    """Pressure cells where there are any, else the rungs of the ladder."""
-    return ("pressure",) if any(c.kind == "pressure" for c in run.cells) else ("ladder",)
+def _watched_kinds(run: RunView, rules: Sequence[Rule]) -> tuple[str, ...]:
+    """Pressure cells where there are any; else, for a rule on the pool, the rungs of the ladder."""
+    if any(c.kind == "pressure" for c in run.cells):
+        return ("pressure",)
+    return ("ladder",) if any(r.kind == "pool" for r in rules) else ()
+
+
+def diverged(run: RunView) -> list[str]:
+    """Keys of requests whose outputs differ between the arms of a gate: what an untimed replay should ask again."""
+    gate: dict[str, Any] = run.manifest.scenario.get("gate") or {}
+    if not gate:
+        return []
+    matched = _by_pair(measured(run, gate["baseline"]), measured(run, gate["candidate"]))
+    found = compared(run, Reader(run), matched)
+    return sorted({pair.key for comparison in found for pair in comparison.pairs if pair.mismatch})
+
+
+def across_arms(run: RunView, reader: Reader | None = None) -> list[Comparison]:
+    """Outputs of a plain run's arms against each other, cell by cell: reported, never gated."""
+    reader = reader or Reader(run)
+    place: dict[str, dict[str, int]] = {}
+    for cell in run.cells:
+        if cell.kind in COMPARED_KINDS and cell.repeat == 0:
+            place.setdefault(cell.cell, {}).setdefault(cell.arm, cell.leg)
+    found = []
+    for name, legs in place.items():
+        for a, b in combinations(legs, 2):
+            left, right = reader.columns(legs[a]), reader.columns(legs[b])
+            label = f"{name}: {b} against {a}"
+            rows = left.where(name), right.where(name)
+            found.append(_short(compare(left, rows[0], right, rows[1], label=label, legs=(legs[a], legs[b]))))
+    return found
 
 
 # --- comparisons -----------------------------------------------------------------------------------------------------------
@@ -133,7 +162,7 @@ def _rows(columns: Columns, cells: Sequence[CellRow], leg: int, repeat: int = 0)
 def compared(run: RunView, reader: Reader, matched: Sequence[tuple[LegRow, LegRow]]) -> list[Comparison]:
     """Candidate against baseline, pair by pair."""
     found = []
-    replays = _replays(run)
+    replays = list(run.replays())
     for a, b in matched:
         left, right = reader.columns(a.leg), reader.columns(b.leg)
         rows = _rows(left, run.cells, a.leg)
@@ -147,11 +176,6 @@ def compared(run: RunView, reader: Reader, matched: Sequence[tuple[LegRow, LegRo
             compare(left, rows, right, _rows(right, run.cells, b.leg), label=label, legs=(a.leg, b.leg), margins=margins)
         )
     return found
-
-
-def _replays(run: RunView) -> list[Any]:
-    read = getattr(run, "replays", None)
-    return list(read()) if read is not None else []
 
 
 def controls(run: RunView, reader: Reader, a_legs: Sequence[LegRow], control_legs: Sequence[LegRow]) -> Control:
@@ -203,6 +227,8 @@ def _reasons(
 ) -> list[Reason]:
     reasons = proof(run, baseline, candidate, compare_as, pairs)
     reasons += pairing(comparisons)
+    spoilt = [r for r in cells if r.tainted and r.arm in (baseline, candidate)]
+    reasons += [Reason(scope="all", text=f"{r.arm} {r.cell} on leg {r.legs[0]}: {r.reason}") for r in spoilt]
     order = [(leg.arm, leg.leg) for leg in run.legs if leg.role == "measure" and leg.pair is not None]
     shuffled = interleaving(order, baseline, candidate)
     if shuffled:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from evenhand.judge.columns import Reader
+from evenhand.judge.gate import judge_gate
 from evenhand.judge.ladder import LadderRow, ladder_rows
 from evenhand.judge.ledger import ledger
 from evenhand.judge.pressure import PressureRow, pressure_rows
+from evenhand.judge.verdict import Verdict
 from evenhand.records import HAS_FIGURES
 from evenhand.show.ladder import ladder_table
 from evenhand.show.pressure import pressure_table
@@ -81,6 +84,12 @@ def outcome_lines(rows: Sequence[LadderRow | PressureRow], expect: dict[str, str
     return [*expected, *surprising, *missing], 2 if missing or surprising else 0
 
 
+def gate_verdict(run: Run) -> Verdict:
+    """Judge a gate run; only `judged_utc` differs when the same run is judged again. Raises JudgeError in one sentence."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return judge_gate(run, now)
+
+
 def summarise(path: Path) -> tuple[str, int]:
     """Print-ready text of a run folder and its exit code; writes tables.md and CSV files beside the rows."""
     run = open_run(path)
@@ -102,4 +111,13 @@ def summarise(path: Path) -> tuple[str, int]:
     except (StoreError, OSError) as error:
         where = f"rows and logs are in {path} (no tables written there: {error})"
     parts += ["\n".join(lines)] if lines else []
+    if run.manifest.kind == "gate":
+        from evenhand.show.verdict_md import verdict_text, write_verdict_files
+
+        verdict = gate_verdict(run)
+        write_verdict_files(path, verdict)
+        parts.append(verdict_text(verdict))
+        code = verdict.exit_code
+        if changed:
+            code = code or 2
     return "\n\n".join([*parts, where]), code
