@@ -79,6 +79,7 @@ def _merged(rows: list[LadderRow], reader: Reader) -> LadderRow:
         preemptions=_sum(r.preemptions for r in usable),
         **{name: median(getattr(r, name) for r in usable) for name in ("cached_share", "acceptance", "tokens_per_step")},
         reconciled="; ".join(dict.fromkeys(r.reconciled for r in rows if r.reconciled)),
+        tainted=any(r.tainted for r in rows),
         seats_resolved=min((r.seats_resolved for r in rows if r.seats_resolved is not None), default=None),
     )
 

@@ -6,7 +6,7 @@ A hundred thousand requests of 128 tokens are 38 million numbers; as Python obje
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -170,7 +170,7 @@ class Reader:
         """Requests of a leg."""
         if leg not in self._columns:
             try:
-                self._columns[leg] = Columns(self._rows(leg))
+                self._columns[leg] = Columns(self.run.stream_requests(leg))
             except OverflowError as error:
                 raise JudgeError(f"leg {leg} of {self.run.path} holds a number beyond 64 bits: {error}") from error
         return self._columns[leg]
@@ -192,12 +192,6 @@ class Reader:
         if leg not in self._probe:
             self._probe[leg] = self.run.probe(leg)
         return self._probe[leg]
-
-    def _rows(self, leg: int) -> Iterator[RequestRow]:
-        # a store that can stream rows spares the memory of all rows as objects
-        stream = getattr(self.run, "stream_requests", None)
-        rows: Iterable[RequestRow] = stream(leg) if stream is not None else self.run.requests(leg)
-        return iter(rows)
 
 
 def longest_gap(times_ns: list[int]) -> int | None:

@@ -55,7 +55,7 @@ def _complete(run: RunView, a: list[LegRow], b: list[LegRow], baseline: str, can
             yield f"{name} has {len(legs)} of {pairs} boots"
         for leg in legs:
             if leg.outcome not in HAS_FIGURES:
-                yield f"leg {leg.leg} ({name}) is {leg.outcome}: {leg.reason or 'no reason given'}"
+                yield f"leg {leg.leg} ({name}) {leg.outcome}: {leg.reason or 'no reason given'}"
             if leg.survivors:
                 yield f"leg {leg.leg} ({name}) left processes behind: {', '.join(map(str, leg.survivors))}"
 

@@ -123,7 +123,7 @@ def diverged(run: RunView) -> list[str]:
     gate: dict[str, Any] = run.manifest.scenario.get("gate") or {}
     if not gate:
         return []
-    matched = _by_pair(measured(run, gate["baseline"]), measured(run, gate["candidate"]))
+    matched = pairs_of(measured(run, gate["baseline"]), measured(run, gate["candidate"]))
     found = compared(run, Reader(run), matched)
     return sorted({pair.key for comparison in found for pair in comparison.pairs if pair.mismatch})
 

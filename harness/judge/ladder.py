@@ -88,6 +88,8 @@ class LadderRow(JudgeRow, frozen=True, kw_only=True):
     turnaround_share: float | None = None
     """Median turn-around over median TPOT."""
     reconciled: str = ""
+    tainted: bool = False
+    """The engine restarted or served somebody else: not even its outputs are evidence."""
     seats_requested: int | None = None
     seats_resolved: int | None = None
 
@@ -168,6 +170,7 @@ def cell_row(
         errors=dict(sorted(reasons.items())),
         peak_running_client=_in_flight(columns, at),
         reconciled=reconciled.text,
+        tainted=cell.restarted or reconciled.unexplained > 0,
         lag_p99_s=cell.lag.lag_p99_s if cell.lag else None,
         stamp=cell.lag.stamp if cell.lag else None,
         turnaround_share=_share(cell.lag.turnaround_p50_s if cell.lag else None, tpot.value),

@@ -108,7 +108,7 @@ def notes_of(facts: Facts, running: float | None) -> list[str]:
     if cell.cold is False:
         notes.append(cell.cold_reason or "the cache was not cold")
     elif cell.cold is None and cell.kind in ("ladder", "pressure"):
-        notes.append(f"cold cache not proved{': ' + cell.cold_reason if cell.cold_reason else ''}")
+        notes.append(cell.cold_reason or "cold cache not proved")
     if facts.reconciled.server is not None and facts.reconciled.text != "explained" and not facts.reconciled.unexplained:
         notes.append(facts.reconciled.text)
     if cell.relaunched:

@@ -32,6 +32,14 @@ class RunView(Protocol):
         """Requests of a leg (None: all legs), of a cell (None: all cells)."""
         ...
 
+    def stream_requests(self, leg: int) -> Iterable[RequestRow]:
+        """Requests of a leg, one after the other."""
+        ...
+
+    def replays(self) -> Iterable[RequestRow]:
+        """Untimed replays of diverged requests, with top-2 margins."""
+        ...
+
     def samples(self, leg: int) -> Sequence[SampleRow]: ...
 
     def gpu(self, leg: int) -> Sequence[GpuRow]: ...
@@ -52,7 +60,7 @@ class MemoryRun:
         samples: Iterable[SampleRow] = (),
         gpu: Iterable[GpuRow] = (),
         probe: dict[int, list[dict[str, Any]]] | None = None,
-        replays: Iterable[Any] = (),
+        replays: Iterable[RequestRow] = (),
         path: Path = Path("memory"),
     ) -> None:
         self.path = path
@@ -74,6 +82,10 @@ class MemoryRun:
         """Requests of a leg, of a cell."""
         return [r for r in self._requests if leg in (None, r.leg) and cell in (None, r.cell)]
 
+    def stream_requests(self, leg: int) -> list[RequestRow]:
+        """Requests of a leg."""
+        return self.requests(leg)
+
     def samples(self, leg: int) -> list[SampleRow]:
         """Scrapes of a leg."""
         return [s for s in self._samples if s.leg == leg]
@@ -86,7 +98,7 @@ class MemoryRun:
         """Rows of the probe of a leg."""
         return self._probe.get(leg, [])
 
-    def replays(self) -> list[Any]:
+    def replays(self) -> list[RequestRow]:
         """Untimed replays of diverged requests."""
         return self._replays
 

@@ -4,14 +4,14 @@ import json
 
 import msgspec
 import pytest
-from judge_runs import POOL, S, columns, gate, gpu, manifest, request, run, sample
+from judge_runs import POOL, S, cell, columns, gate, gpu, leg, manifest, request, run, sample
 
 from evenhand.judge.equality import compare
-from evenhand.judge.gate import judge_gate
+from evenhand.judge.gate import across_arms, diverged, judge_gate
 from evenhand.judge.planted import plant_token
 from evenhand.judge.verdict import Verdict, decode, encode, overall
 from evenhand.judge.view import JudgeError
-from evenhand.records import FileHash, PatchedFile
+from evenhand.records import FileHash, Lag, PatchedFile
 
 TIMED = {"outputs": "identical", "ttft_p50": {"not_worse_by": 0.05}}
 
@@ -242,7 +242,7 @@ def test_a_converted_model_never_passes_a_gate():
 
 def test_a_leg_that_died_or_is_missing():
     got = judge(gate(legs=lambda n, arm: {"outcome": "died", "reason": "exit -9"} if n == 1 else {}))
-    assert "leg 1 (new) is died: exit -9" in got.reasons[0].text
+    assert "leg 1 (new) died: exit -9" in got.reasons[0].text
     made = gate()
     made.legs.pop()
     assert "base has 1 of 2 boots" in judge(made).reasons[0].text
@@ -305,9 +305,46 @@ def test_b76_unequal_clocks_touch_only_timing():
 
 def test_b64_a_rung_that_the_candidate_lacks():
     """B64: a rung that is not there is no pass."""
-    got = judge(timed(cells=lambda n, arm, c: {"restarted": True} if n == 1 else {}))
+    got = judge(timed(cells=lambda n, arm, c: {"outcome": "died", "reason": "exit -9"} if n == 1 else {}))
     assert rule(got, "ttft_p50").status == "void"
-    assert "ladder/c=1 on leg 1 (new): void" in rule(got, "ttft_p50").reason
+    assert "ladder/c=1 on leg 1 (new): died: exit -9" in rule(got, "ttft_p50").reason
+
+
+def test_b47_an_engine_that_served_somebody_else_is_no_evidence():
+    """B47: unexplained tokens void every rule, outputs too."""
+    got = judge(gate(cells=lambda n, arm, c: {"counters": {"prompt_tokens": 160 if n else 999}}))
+    assert (rule(got).status, got.exit_code) == ("void", 2)
+    assert "unexplained 839 tokens: another client?" in rule(got).reason
+    restarted = judge(gate(cells=lambda n, arm, c: {"restarted": n == 1}))
+    assert "new ladder/c=1 on leg 1: a counter went backwards" in rule(restarted).reason
+
+
+def test_a_client_that_starved_the_engine_voids_times_and_not_outputs():
+    lag = Lag(stamp="kernel", turnaround_p50_s=1.0)
+    got = judge(gate(rules=TIMED, cells=lambda n, arm, c: {"lag": lag}))
+    assert rule(got).status == "pass"
+    assert (rule(got, "ttft_p50").status, "starved" in rule(got, "ttft_p50").reason) == ("void", True)
+
+
+def test_margins_come_from_replays():
+    made = gate(requests=changed_token)
+    made._replays = [request("ladder/c=1#3", ids=[10, 11, 12, 13], top2_margin_nats=[1.0, 1.0, 0.002, 1.0])]
+    assert diverged(made) == ["ladder/c=1#3"]
+    got = judge(made)
+    assert got.outputs.first[0].kind == "near tie"
+    assert got.exit_code == 1
+
+
+def test_arms_of_a_plain_run_are_compared_and_never_gated():
+    made = run(
+        legs=[leg(0), leg(1, "new"), leg(2, "third")],
+        cells=[cell(leg=n, arm=a, planned=1) for n, a in enumerate(("base", "new", "third"))],
+        requests=[request("ladder/c=1#0", leg=n, arm=a, ids=[1, 2 + n]) for n, a in enumerate(("base", "new", "third"))],
+    )
+    found = across_arms(made)
+    named = [("new", "base"), ("third", "base"), ("third", "new")]
+    assert [c.label for c in found] == [f"ladder/c=1: {b} against {a}" for b, a in named]
+    assert [c.mismatches for c in found] == [1, 1, 1]
 
 
 def test_b16_different_work_cannot_pass_a_throughput_rule():
