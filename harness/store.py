@@ -18,7 +18,7 @@ from evenhand.records import SCHEMA, CellRow, EventRow, GpuRow, LegRow, Manifest
 T = TypeVar("T", bound=msgspec.Struct)
 
 SUMS = "sha256.json"
-_UNSEALED = {SUMS, "verdict.json", "verdict.md"}
+_UNSEALED = {SUMS, "verdict.json", "verdict.md", "junit.xml"}
 """Written by judging, or the list itself: not part of what was measured."""
 TABLES = "tables"
 """Folder of what show writes into a run; not part of what was measured either."""

@@ -10,6 +10,7 @@ from evenhand.show.table import Column, Table, milli, number, percent, whole
 COLUMNS = (
     Column("arm", "", "left"),
     Column("c"),
+    Column("leg"),
     Column("ok/failed"),
     Column("tokens/s"),
     Column("TTFT p50", "ms"),
@@ -31,16 +32,22 @@ def ladder_table(rows: Sequence[LadderRow], simulated: bool, notes: Sequence[str
     """One line per arm and rung, in the order of concurrency, then of arms. Cells without figures show none."""
     order = {arm: n for n, arm in enumerate(dict.fromkeys(row.arm for row in rows))}
     ordered = sorted(rows, key=lambda row: (row.concurrency, order[row.arm], row.legs, row.repeat))
+    several = len({(row.arm, row.cell) for row in rows}) < len(rows)
     return Table(
         title="Concurrency ladder",
         columns=COLUMNS,
-        rows=[_line(row) for row in ordered],
+        rows=[_line(row, _leg(row) if several else "-") for row in ordered],
         notes=[*_row_notes(ordered), *notes],
         simulated=simulated,
     )
 
 
-def _line(row: LadderRow) -> list[str]:
+def _leg(row: LadderRow) -> str:
+    """Boots behind a row, told apart where an arm has several; a second pass within a boot is marked."""
+    return ", ".join(map(str, row.legs)) + ("" if not row.repeat else f" pass {row.repeat + 1}")
+
+
+def _line(row: LadderRow, leg: str) -> list[str]:
     shown = row.has_figures
     asked = row.ok + row.failed + row.interrupted
     figures = [
@@ -60,6 +67,7 @@ def _line(row: LadderRow) -> list[str]:
     return [
         row.arm,
         str(row.concurrency),
+        leg,
         f"{row.ok}/{row.failed}" if asked else "-",
         *(figures if shown else ["-"] * len(figures)),
         row.outcome,

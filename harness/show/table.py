@@ -41,8 +41,8 @@ def clean(text: str) -> str:
     return "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c for c in text)
 
 
-def _visible(table: Table) -> list[int]:
-    """Columns that hold something in some row."""
+def visible(table: Table) -> list[int]:
+    """Indices of the columns that hold something in some row (all of them where nothing does)."""
     return [i for i in range(len(table.columns)) if any(row[i] not in ("", "-") for row in table.rows)] or list(
         range(len(table.columns))
     )
@@ -50,7 +50,7 @@ def _visible(table: Table) -> list[int]:
 
 def as_text(table: Table, width: int = 0) -> str:
     """Aligned columns for a terminal. Columns without any figure are left out; with `width`, the last column is wrapped."""
-    keep = _visible(table)
+    keep = visible(table)
     columns = [table.columns[i] for i in keep]
     rows = [[clean(row[i]) for i in keep] for row in table.rows]
     units = any(column.unit for column in columns)
@@ -88,26 +88,26 @@ def _wrap(text: str, width: int, indent: str = "") -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
-def _escape(cell: str) -> str:
-    """Nothing from an engine may become markup in a comment."""
+def escape(cell: str) -> str:
+    """Nothing from an engine may become markup in a comment, or call somebody by name."""
     out = clean(cell)
-    for char in "\\`*_[]<>|":
+    for char in "\\`*_[]<>|~":
         out = out.replace(char, "\\" + char)
-    return out
+    return out.replace("@", "@\u200b")
 
 
 def as_markdown(table: Table) -> str:
     """A pipe table under a heading, notes as a list."""
-    keep = _visible(table)
+    keep = visible(table)
     columns = [table.columns[i] for i in keep]
-    out = [f"### {_escape(table.title)}", ""]
+    out = [f"### {escape(table.title)}", ""]
     if table.simulated:
         out += [f"*{SIMULATED}*", ""]
     out.append("| " + " | ".join(f"{c.name} ({c.unit})" if c.unit else c.name for c in columns) + " |")
     out.append("|" + "|".join("---" if c.align == "left" else "---:" for c in columns) + "|")
-    out += ["| " + " | ".join(_escape(row[i]) for i in keep) + " |" for row in table.rows]
+    out += ["| " + " | ".join(escape(row[i]) for i in keep) + " |" for row in table.rows]
     if table.notes:
-        out += ["", *(f"- {_escape(note)}" for note in table.notes)]
+        out += ["", *(f"- {escape(note)}" for note in table.notes)]
     return "\n".join(out)
 
 

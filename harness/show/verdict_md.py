@@ -1,0 +1,167 @@
+"""A verdict as a comment that pastes into a pull request, as console text, and as files beside the run.
+
+Nothing here judges: every sentence is the verdict's own or a figure of it, so no claim is wider than the measurement.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from evenhand.judge import verdict as judged
+from evenhand.judge.verdict import Verdict
+from evenhand.records import LegRow, Manifest
+from evenhand.show.junit import junit_xml
+from evenhand.show.ladder import ladder_table
+from evenhand.show.repeat import commands, engine_commands, scenario_note
+from evenhand.show.table import SIMULATED, Table, as_markdown, as_text, clean, escape
+from evenhand.show.tables import ledger_table
+from evenhand.show.verdict_tables import (
+    box_table,
+    configuration_table,
+    device_table,
+    divergence_table,
+    memory_table,
+    outputs_table,
+    paired_tables,
+    rules_table,
+    timing_table,
+)
+from evenhand.store import StoreError, open_run, write_atomic
+
+COMMENT_LIMIT = 65_000
+"""Characters; a comment on GitHub may have 65,536."""
+
+
+def status_line(verdict: Verdict) -> str:
+    """ "pass: NEW against BASE, 2 boots each (exit code 0)"."""
+    arms = f"{verdict.candidate} against {verdict.baseline}"
+    if verdict.compare == "same":
+        arms += " (A/A, declared the same)"
+    partial = ", PARTIAL RUN" if verdict.partial else ""
+    return f"{verdict.status}: {arms}, {verdict.pairs} boots each{partial} (exit code {verdict.exit_code})"
+
+
+def evidence_tables(verdict: Verdict) -> list[Table]:
+    """The tables behind the rules, in the order people ask for them."""
+    return [
+        *paired_tables(verdict),
+        *_present(outputs_table(verdict), divergence_table(verdict), timing_table(verdict)),
+    ]
+
+
+def side_tables(verdict: Verdict) -> list[Table]:
+    """Ladder, devices, memory and ledger: for who looks closer."""
+    ladder = ladder_table(verdict.ladder, verdict.simulated) if verdict.ladder else None
+    return _present(ladder, device_table(verdict), memory_table(verdict), ledger_table(verdict.ledger, verdict.simulated))
+
+
+def verdict_markdown(verdict: Verdict, manifest: Manifest | None = None, legs: Sequence[LegRow] = ()) -> str:
+    """The comment. Box facts and commands need the run's manifest and legs; the longest parts go first where it is too long."""
+    head = [f"## evenhand: {escape(verdict.scenario)}", "", f"**{escape(status_line(verdict))}**", ""]
+    if verdict.simulated:
+        head += [f"*{SIMULATED}*", ""]
+    head += [f"Order of boots: {escape(' '.join(verdict.order)) or 'none'}. Run `{verdict.run}`.", ""]
+    parts = ["\n".join(head).rstrip(), as_markdown(rules_table(verdict))]
+    parts += _list("Why rules are void", (f"{r.text} ({_scope(r.scope)})" for r in verdict.reasons))
+    parts += _list("What was found", verdict.claims)
+    parts += [as_markdown(table) for table in _present(configuration_table(verdict))]
+    parts += [as_markdown(table) for table in evidence_tables(verdict)]
+    parts += _list("What was not measured", verdict.not_measured)
+    parts += _list("What would widen the claim", verdict.widen)
+    optional = [_folded_table(table) for table in side_tables(verdict)]
+    if verdict.notes:
+        optional.insert(0, _folded("Notes", "\n".join(f"- {escape(note)}" for note in verdict.notes)))
+    end = []
+    if manifest is not None:
+        optional.append(_folded_table(box_table(manifest)))
+        if legs:
+            optional.append(_folded("Engine command lines", _code(f"# {who}\n{line}" for who, line in engine_commands(legs))))
+        end = ["### How to repeat", _code(commands(manifest)), escape(scenario_note(manifest)) + "."]
+    return _fitted(parts, optional, end)
+
+
+def _fitted(parts: list[str], optional: list[str], end: list[str]) -> str:
+    """Everything, unless it is too long for a comment: then the longest optional parts are left out, and that is said."""
+    kept = list(optional)
+    said: list[str] = []
+    while True:
+        text = "\n\n".join([*parts, *kept, *end, *said]) + "\n"
+        if len(text) <= COMMENT_LIMIT:
+            return text
+        said = ["*Too long for a comment: some folded parts are left out; `evenhand report` shows all.*"]
+        if not kept:
+            return text[: COMMENT_LIMIT - 200].rpartition("\n")[0] + "\n\n*Cut here: too long for a comment.*\n"
+        kept.remove(max(kept, key=len))
+
+
+def verdict_text(verdict: Verdict, width: int = 120) -> str:
+    """The verdict for a terminal: status first, then rules, reasons, tables and what was not measured."""
+    parts = [f"{status_line(verdict)}" + (f"\n{SIMULATED}" if verdict.simulated else "")]
+    parts.append(as_text(rules_table(verdict), width))
+    parts += _lines("void because", (r.text for r in verdict.reasons))
+    parts += [as_text(table, width) for table in evidence_tables(verdict)]
+    parts += _lines("not measured", verdict.not_measured)
+    parts += _lines("would widen the claim", verdict.widen)
+    return "\n\n".join(parts)
+
+
+def write_verdict_files(path: Path, verdict: Verdict) -> list[str]:
+    """verdict.json, verdict.md and junit.xml into the run folder, and verdict.md into the job summary where
+    GITHUB_STEP_SUMMARY names one. Returns sentences for people. Raises StoreError when the run folder cannot be written.
+    """
+    manifest, legs = None, list[LegRow]()
+    if (path / "manifest.json").is_file():
+        run = open_run(path)
+        manifest, legs = run.manifest, run.legs
+    text = verdict_markdown(verdict, manifest, legs)
+    try:
+        judged.write(path, verdict)
+    except OSError as error:
+        raise StoreError(f"cannot write {path / 'verdict.json'}: {error.strerror or error}") from error
+    write_atomic(path / "verdict.md", text.encode())
+    write_atomic(path / "junit.xml", junit_xml(verdict))
+    said = [f"verdict.json, verdict.md (ready for a pull request) and junit.xml are in {path}"]
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        try:
+            with Path(summary).open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+            said.append("the job summary has verdict.md too")
+        except OSError as error:
+            # the verdict stands whether or not CI could take its copy
+            said.append(f"verdict.md could not be added to the job summary {summary}: {error.strerror or error}")
+    return said
+
+
+def _scope(scope: str) -> str:
+    return {"all": "all rules", "timing": "timing rules only", "pool": "pool rules only"}.get(scope, scope)
+
+
+def _present(*tables: Table | None) -> list[Table]:
+    return [table for table in tables if table is not None]
+
+
+def _list(title: str, items: Iterable[str]) -> list[str]:
+    lines = [f"- {escape(item)}" for item in items]
+    return [f"### {title}\n\n" + "\n".join(lines)] if lines else []
+
+
+def _lines(title: str, items: Iterable[str]) -> list[str]:
+    lines = [f"  {clean(item)}" for item in items]
+    return ["\n".join([f"{title}:", *lines])] if lines else []
+
+
+def _folded(title: str, body: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
+
+
+def _folded_table(table: Table) -> str:
+    return _folded(escape(table.title), as_markdown(table).partition("\n\n")[2])  # the summary is its heading
+
+
+def _code(lines: Iterable[str]) -> str:
+    """A fenced block that its content cannot close."""
+    body = "\n".join(clean(line) for text in lines for line in text.split("\n")).replace("```", "` ` `")
+    return f"```sh\n{body}\n```"
