@@ -13,7 +13,7 @@ from evenhand import scenario as sc
 from evenhand.arms import ArmPreparer, Prepared
 from evenhand.boot.guardian import Guardian
 from evenhand.boot.leg import LegName, Running, boot_leg
-from evenhand.drive.cell import Progress
+from evenhand.drive.loop import Progress
 from evenhand.measure import Bench, found_output_tokens
 from evenhand.plan import CellPlan, LegPlan, Plan
 from evenhand.progress import Event, Listener, silent
@@ -188,11 +188,9 @@ class Campaign:
         gone = self._warm_up(leg, bench, booted)
         for number, cell in enumerate(todo):
             if self.stop.is_set() or gone:
-                outcome, reason = (
-                    ("not_run", f"the engine died before: {gone}") if gone else ("not_run", "the run was interrupted")
-                )
+                reason = f"the engine died before: {gone}" if gone else "the run was interrupted"
                 for rest in todo[number:]:
-                    self.writer.cell(self._empty(leg, rest, outcome, reason))
+                    self.writer.cell(self._empty(leg, rest, "not_run", reason))
                 break
             gone = self._cell(leg, folder, bench, cell, booted)
         self.stop.check()

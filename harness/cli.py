@@ -39,9 +39,9 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, su
 
 def fail(sentence: object, code: int = 2) -> NoReturn:
     """One sentence on stderr, and out."""
-    from evenhand.boot.log import printable
+    from evenhand.show.table import clean
 
-    typer.echo(f"evenhand: {printable(str(sentence))}", err=True)
+    typer.echo(f"evenhand: {clean(str(sentence))}", err=True)
     raise typer.Exit(code)
 
 
@@ -180,10 +180,85 @@ def tiny_model(
 
     try:
         files = write_tiny_model(out, "hybrid" if kind == "hybrid" else "dense", gguf=gguf)
-    except (*_known_errors(), OSError) as error:
+    except _known_errors() as error:
         fail(error)
+    except OSError as error:
+        fail(f"cannot write {out}: {error.strerror or error}")
     for file in files:
         typer.echo(f"{file}")
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder with config.json, or the file itself.")],
+    engines: Annotated[
+        str, typer.Option("--engines", help="Comma list of engines whose allocation rule is asked.")
+    ] = "vllm,sglang,vllm.cpp",
+    seats: Annotated[int, typer.Option("--seats", help="Sequences that are to run at once.")] = 1,
+    depth: Annotated[int, typer.Option("--depth", help="Drafted tokens per step.")] = 0,
+    context: Annotated[int, typer.Option("--context", help="Longest prompt and output, tokens.")] = 8192,
+    batch: Annotated[int, typer.Option("--batch", help="Tokens one step may batch (max_num_batched_tokens).")] = 2048,
+    pool_blocks: Annotated[
+        int | None, typer.Option("--pool-blocks", help="Blocks of the pool, in the engine's own unit.")
+    ] = None,
+    pool_bytes: Annotated[str | None, typer.Option("--pool-bytes", help='Bytes of the pool, such as "14.625 GiB".')] = None,
+    state_bytes: Annotated[str | None, typer.Option("--state-bytes", help="Bytes free beside the pool (two pools).")] = None,
+    block_tokens: Annotated[int | None, typer.Option("--block-tokens", help="Block size that is asked for.")] = None,
+    prompts: Annotated[str, typer.Option("--prompts", help="Comma list of prompt lengths, tokens.")] = "",
+    output: Annotated[int, typer.Option("--output", help="Output tokens of each prompt.")] = 16,
+    cache_dtype: Annotated[str | None, typer.Option("--cache-dtype", help="KV cache type, e.g. bf16, fp8.")] = None,
+    state_dtype: Annotated[
+        str | None, typer.Option("--state-dtype", help="Recurrent state's type, e.g. float32, float16.")
+    ] = None,
+    drafter: Annotated[bool, typer.Option("--drafter", help="The drafter is an EAGLE or MTP head.")] = False,
+    in_flight: Annotated[
+        bool, typer.Option("--in-flight/--no-in-flight", help="A step is in flight while the next is scheduled.")
+    ] = True,
+    from_: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Put the prediction beside what this run measured.")
+    ] = None,
+    fixed: Annotated[str, typer.Option("--fixed-arms", help="With --from: arms that retire states across null gaps.")] = "",
+) -> None:
+    """What the cache pool should need, before anything runs: pages, slots, seats, refusals and peaks, by each engine's rule."""
+    from evenhand.engines import engine
+    from evenhand.predict.pages import PredictError
+    from evenhand.predict.shape import Budget
+    from evenhand.units import parse_bytes
+
+    try:
+        if from_ is not None:
+            from evenhand.predict.config import read_model
+            from evenhand.predict.from_run import compare_run, render_comparison
+            from evenhand.store import open_run
+
+            found = read_model(model, cache_dtype=cache_dtype, state_dtype=state_dtype)
+            typer.echo(render_comparison(compare_run(open_run(from_), found, [a for a in fixed.split(",") if a])))
+            return
+        from evenhand.predict.table import predict as predict_pool
+        from evenhand.predict.table import render
+
+        budget = Budget(
+            seats=seats,
+            depth=depth,
+            context_tokens=context,
+            batch_tokens=batch,
+            pool_blocks=pool_blocks,
+            pool_bytes=None if pool_bytes is None else parse_bytes(pool_bytes),
+            state_bytes=None if state_bytes is None else parse_bytes(state_bytes),
+            block_tokens=block_tokens,
+            in_flight=in_flight,
+            drafter=drafter,
+        )
+        lengths = [int(part) for part in prompts.split(",") if part.strip()]
+        asked = [engine(name.strip()) for name in engines.split(",")]
+        made = predict_pool(
+            model, asked, budget, lengths, output_tokens=output, cache_dtype=cache_dtype, state_dtype=state_dtype
+        )
+        typer.echo(render(made))
+    except KeyError as error:
+        fail(error.args[0])
+    except (*_known_errors(), PredictError, ValueError) as error:  # type: ignore[misc]
+        fail(error)
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ import msgspec
 
 from evenhand import scenario as sc
 from evenhand.boot.leg import Running
-from evenhand.drive.cell import CellResult, CellSpec, Progress, run_cell
+from evenhand.drive.cell import CellResult, CellSpec, run_cell
+from evenhand.drive.loop import Progress
 from evenhand.engines.base import Sampling
 from evenhand.plan import CellPlan, LegPlan
 from evenhand.records import CellRow, Outcome, RequestRow
