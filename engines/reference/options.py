@@ -18,7 +18,7 @@ class OptionError(ValueError):
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ways to fail. A request number counts from 1; 0 means every request."""
+    """Ways to fail. A request number counts from 1, the harness's own readiness request included; 0 means every request."""
 
     die_at_request: int | None = None
     """The process ends when this request has `after_tokens` tokens."""
@@ -47,6 +47,8 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     metrics: Literal["ok", "absent", "denied", "junk", "nan", "huge", "never", "truncated"] = "ok"
     metrics_delay_s: float = 0.0
     bind_after_s: float = 0.0
+    reuse_port: bool = False
+    """Listen with SO_REUSEPORT: another server may share the port."""
     models_after_s: float = 0.0
     """/v1/models lists nothing until then."""
     generate_after_s: float = 0.0

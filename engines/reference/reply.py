@@ -106,7 +106,7 @@ class Reply:
     def _usage(self) -> bytes:
         seq = self.seq
         assert seq is not None
-        return self.frame.usage(len(seq.prompt), len(seq.output), seq.cached_first or 0, seq.accepted if seq.drafted else None)
+        return self.frame.usage(len(seq.prompt), len(seq.output), seq.cached_first or 0)
 
     def _make_logprobs(self, ids: list[int]) -> bytes:
         seq = self.seq

@@ -101,7 +101,11 @@ class Server:
             await asyncio.sleep(self._faults.bind_after_s)
         try:
             listener = await loop.create_server(
-                lambda: Wire(self.handle, self._wires), config.host, config.port, backlog=BACKLOG, reuse_port=False
+                lambda: Wire(self.handle, self._wires),
+                config.host,
+                config.port,
+                backlog=BACKLOG,
+                reuse_port=self._faults.reuse_port,
             )
         except OSError:
             told = self.dialect.bind_failed(self.setup)

@@ -168,6 +168,31 @@ def test_metrics_that_never_come(tmp_path: Path) -> None:
         child.http.get("/metrics", timeout=0.3)
 
 
+def test_metrics_that_are_slow(tmp_path: Path) -> None:
+    with faulty(tmp_path, metrics_delay_s=0.4) as child:
+        with pytest.raises(httpx.ReadTimeout):
+            child.http.get("/metrics", timeout=0.1)
+        assert child.http.get("/metrics").status_code == 200
+
+
+def test_answers_that_end_early(tmp_path: Path) -> None:
+    with faulty(tmp_path, eos_share=1.0) as child:
+        short = child.stream(tokens=40, ignore_eos=False)
+        assert [chunk.finish_reason for chunk in short if chunk.finish_reason] == ["stop"]
+        assert len(ids_of(short)) == 20
+        assert len(ids_of(child.stream(tokens=40))) == 40
+
+
+def test_two_engines_behind_one_port(tmp_path: Path) -> None:
+    with faulty(tmp_path, reuse_port=True) as child:
+        second = {"faults": {"reuse_port": True}, "clock": {"base_s": 0.001}}
+        with serve(tmp_path / "..", args=("--port", str(child.port)), options=second, wait=False) as other:
+            until = time.monotonic() + 10
+            while "Application startup complete" not in other.log and time.monotonic() < until:
+                time.sleep(0.02)
+            assert "Application startup complete" in other.log
+
+
 def test_counters_start_again(tmp_path: Path) -> None:
     with faulty(tmp_path, restart_counters_at_request=2) as child:
         child.stream(tokens=30)

@@ -51,7 +51,7 @@ class Frame:
     def usage_event(self, usage: bytes) -> bytes:
         raise NotImplementedError
 
-    def usage(self, prompt: int, output: int, cached: int, accepted: int | None) -> bytes:
+    def usage(self, prompt: int, output: int, cached: int) -> bytes:
         raise NotImplementedError
 
     def whole(self, text: bytes, ids: list[int] | None, finish: str, usage: bytes, logprobs: bytes | None) -> bytes:

@@ -97,7 +97,7 @@ class SglangFrame(Frame):
     def usage_event(self, usage: bytes) -> bytes:
         return b"data: " + self._start + b'],"usage":' + usage + b"}\n\n"
 
-    def usage(self, prompt: int, output: int, cached: int, accepted: int | None) -> bytes:
+    def usage(self, prompt: int, output: int, cached: int) -> bytes:
         details = b'{"cached_tokens":%d}' % cached if self._details and cached else b"null"
         counts = b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d' % (prompt, prompt + output, output)
         return counts + b',"prompt_tokens_details":%b,"reasoning_tokens":0,"completion_tokens_details":null}' % details

@@ -98,7 +98,7 @@ class VllmFrame(Frame):
     def usage_event(self, usage: bytes) -> bytes:
         return b"data: " + self._start + b'],"usage":' + usage + b',"system_fingerprint":"vllm-reference"}\n\n'
 
-    def usage(self, prompt: int, output: int, cached: int, accepted: int | None) -> bytes:
+    def usage(self, prompt: int, output: int, cached: int) -> bytes:
         body = b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d' % (prompt, prompt + output, output)
         if self._details:
             body += b',"prompt_tokens_details":{"cached_tokens":%d}' % cached

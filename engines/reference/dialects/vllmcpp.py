@@ -77,7 +77,7 @@ class VllmCppFrame(Frame):
     def usage_event(self, usage: bytes) -> bytes:
         return b'data: {"choices":[]' + self._end + b',"usage":' + usage + b"}\n\n"
 
-    def usage(self, prompt: int, output: int, cached: int, accepted: int | None) -> bytes:
+    def usage(self, prompt: int, output: int, cached: int) -> bytes:
         return b'{"completion_tokens":%d,"prompt_tokens":%d,"total_tokens":%d}' % (output, prompt, prompt + output)
 
     def whole(self, text: bytes, ids: list[int] | None, finish: str, usage: bytes, logprobs: bytes | None) -> bytes:
