@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from evenhand.judge.view import JudgeError, RunView
@@ -18,6 +19,9 @@ from evenhand.records import GpuRow, RequestRow, SampleRow
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+_LENGTHS = frozenset({"max_tokens", "n_predict"})
 
 
 class Columns:
@@ -55,6 +59,8 @@ class Columns:
         """Token ids as little arrays of int64; None: the engine sent none."""
         self.greedy: list[bool] = []
         """The recorded body says temperature 0 literally."""
+        self.samplings: set[str] = set()
+        """Sampling parameters as sent, without the length."""
         event_ns, event_tokens, early = array("q"), array("i"), array("q")
         event_at = array("q", [0])
         for row in rows:
@@ -103,6 +109,8 @@ class Columns:
         self.reasoning.append(row.reasoning)
         self.ids.append(None if row.token_ids is None else array("q", row.token_ids).tobytes())
         self.greedy.append(row.sampling.get("temperature") == 0)
+        sent = {key: value for key, value in row.sampling.items() if key not in _LENGTHS}
+        self.samplings.add(msgspec.json.encode(sent, order="sorted").decode())
 
     def __len__(self) -> int:
         return len(self.key)

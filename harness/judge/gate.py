@@ -99,7 +99,7 @@ def judge_gate(run: RunView, judged_utc: str) -> Verdict:
         pressure=paired,
         pressure_rows=watched,
         ladder=[r for r in cells if r.kind == "ladder"],
-        ledger=ledger(run, cells),
+        ledger=ledger(run, cells, reader),
         memory=memory(run, reader, [r for r in cells if r.kind == "ladder"]),
         gpu=[s for each in summaries for s in each],
     )
@@ -116,16 +116,6 @@ def _watched_kinds(run: RunView, rules: Sequence[Rule]) -> tuple[str, ...]:
     if any(c.kind == "pressure" for c in run.cells):
         return ("pressure",)
     return ("ladder",) if any(r.kind == "pool" for r in rules) else ()
-
-
-def diverged(run: RunView) -> list[str]:
-    """Keys of requests whose outputs differ between the arms of a gate: what an untimed replay should ask again."""
-    gate: dict[str, Any] = run.manifest.scenario.get("gate") or {}
-    if not gate:
-        return []
-    matched = pairs_of(measured(run, gate["baseline"]), measured(run, gate["candidate"]))
-    found = compared(run, Reader(run), matched)
-    return sorted({pair.key for comparison in found for pair in comparison.pairs if pair.mismatch})
 
 
 def across_arms(run: RunView, reader: Reader | None = None) -> list[Comparison]:

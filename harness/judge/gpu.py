@@ -35,6 +35,8 @@ class GpuSummary(JudgeRow, frozen=True, kw_only=True):
     """Samples with a clock, taken while the device worked inside a measured cell."""
     clock_mhz: float | None = None
     """Median of those."""
+    worked: bool = True
+    """False: the device says that it did nothing in any measured window."""
     slowdowns: dict[str, int] = msgspec.field(default_factory=dict)
     power_cap_share: float | None = None
     power_limits_w: list[float] = msgspec.field(default_factory=list)
@@ -66,6 +68,7 @@ def _summary(arm: str, uuid: str, rows: list[GpuRow]) -> GpuSummary:
         arm=arm,
         uuid=uuid,
         busy=len(clocked),
+        worked=bool(busy),
         clock_mhz=median(r.sm_clock_mhz for r in clocked),
         slowdowns={name: count for name, count in slow.items() if count},
         power_cap_share=sum(bool(bits & _SW_POWER_CAP) for bits in reasons) / len(reasons) if reasons else None,
@@ -76,14 +79,16 @@ def _summary(arm: str, uuid: str, rows: list[GpuRow]) -> GpuSummary:
 
 
 def timing_voids(baseline: Sequence[GpuSummary], candidate: Sequence[GpuSummary]) -> list[str]:
-    """Everything on the devices that makes times of the two arms unlike. Empty without devices: then nothing was observed."""
-    if not baseline and not candidate:
-        return []
+    """Everything on the devices that makes times of the two arms unlike.
+
+    Empty without devices (then nothing was observed) and for devices that neither arm used.
+    """
     reasons = []
-    mine, other = {s.uuid: s for s in baseline}, {s.uuid: s for s in candidate}
+    used = {s.uuid for s in (*baseline, *candidate) if s.worked}
+    mine, other = ({s.uuid: s for s in side if s.uuid in used} for side in (baseline, candidate))
     if mine.keys() != other.keys():
         reasons.append(f"different devices: {', '.join(sorted(mine)) or 'none'} and {', '.join(sorted(other)) or 'none'}")
-    for summary in (*baseline, *candidate):
+    for summary in (*mine.values(), *other.values()):
         where = f"{summary.uuid} under {summary.arm}"
         if summary.foreign_pids:
             reasons.append(f"foreign processes on {where}: pids {', '.join(map(str, summary.foreign_pids))}")

@@ -48,14 +48,21 @@ class Memory(JudgeRow, frozen=True, kw_only=True):
     bounded_reason: str | None = None
 
 
-def ledger(run: RunView, rows: Sequence[LadderRow]) -> list[LedgerRow]:
-    """Facts read back from the engines, one row each. Boots of one arm that disagree are shown as "x / y"."""
+def ledger(run: RunView, rows: Sequence[LadderRow], reader: Reader | None = None) -> list[LedgerRow]:
+    """Facts read back from the engines, one row each. Boots of one arm that disagree are shown as "x / y".
+
+    `reader`: gives the sampling parameters that were sent, which otherwise have no row.
+    """
     scenario = run.manifest.scenario
     arms: dict[str, list[LegRow]] = {}
     for leg in run.legs:
         if leg.role != "warm_boot":
             arms.setdefault(leg.arm, []).append(leg)
     facts = {arm: _facts(scenario, arm_of(scenario, arm), legs, rows) for arm, legs in arms.items()}
+    if reader is not None:
+        for arm, legs in arms.items():
+            sent = {text for leg in legs for text in reader.columns(leg.leg).samplings}
+            facts[arm]["sampling"] = " / ".join(sorted(sent)) or None
     names = list(dict.fromkeys(name for each in facts.values() for name in each))
     table = []
     for name in names:
@@ -94,6 +101,8 @@ def _facts(
         found[f"config {key}"] = _join(leg.config.get(key) for leg in legs)
     for key in sorted({key for leg in legs for key in leg.env}):
         found[f"env {key}"] = _join(leg.env.get(key) for leg in legs)
+    idle = [leg.device_bytes_idle for leg in legs]
+    found["device memory idle"] = _join(None if b is None else f"{b / GIB:.2f} GiB" for b in idle) if any(idle) else None
     inexpressible = list(dict.fromkeys(text for leg in legs for text in leg.inexpressible))
     found["cannot express"] = "; ".join(inexpressible) or "nothing"
     return found

@@ -151,7 +151,7 @@ def _row(
         exact_step=exact.step if exact else None,
         exact_reason=None if exact else (f"the probe dropped {lost} rows" if lost else silence(probe)),
         missed_blocks=_missed(exact, top.blocks),
-        retained=retained(probe, cell),
+        retained=retained(probe, cell) if cell.kind == "pressure" else [],
     )
 
 
