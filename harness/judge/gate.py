@@ -30,8 +30,8 @@ from evenhand.records import CellRow, LegRow
 COMPARED_KINDS = frozenset({"ladder", "pressure", "reuse", "control"})
 
 
-def judge_gate(run: RunView, judged_utc: str) -> Verdict:
-    """Judge every rule of a gate run under its own preconditions.
+def judge_gate(run: RunView, judged_utc: str, reader: Reader | None = None) -> Verdict:
+    """Judge every rule of a gate run under its own preconditions. `reader`: what has read this run already.
 
     Raises JudgeError when the run has no gate, RuleError when its rules cannot be read.
     """
@@ -42,7 +42,7 @@ def judge_gate(run: RunView, judged_utc: str) -> Verdict:
     rules = parse_rules(gate.get("rules", {}))
     baseline, candidate, pairs = gate["baseline"], gate["candidate"], int(gate.get("pairs", 2))
     compare_as = gate.get("compare", "differ")
-    reader = Reader(run)
+    reader = reader or Reader(run)
     a_legs, b_legs = measured(run, baseline), measured(run, candidate)
     control_legs = [leg for leg in run.legs if leg.arm == baseline and leg.role == "control"]
     matched = pairs_of(a_legs, b_legs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -60,8 +60,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
 
 
-def compare_run(run: RunView, model: Model, *, fixed_arms: Collection[str] = ()) -> Comparison:
+def compare_run(
+    run: RunView, model: Model, *, fixed_arms: Collection[str] = (), rows: Sequence[PressureRow] | None = None
+) -> Comparison:
     """Hold every pressure row against prediction; `fixed_arms` have the null-gap fix, as have arms whose options say so.
+    `rows`: pressure rows where they were judged before.
 
     Block size, batch, depth, caching and scheduling are what each running engine reported, never what was asked; where an
     engine did not say them the row has a reason instead of a prediction.
@@ -69,23 +72,23 @@ def compare_run(run: RunView, model: Model, *, fixed_arms: Collection[str] = ())
     legs = {leg.leg: leg for leg in run.legs}
     scenario = run.manifest.scenario
     fixed = {*fixed_arms, *_fixed_by_options(scenario)}
-    rows: list[Compared] = []
+    compared_rows: list[Compared] = []
     found: list[Finding | None] = [_from_leg(leg, model) for leg in run.legs]
     found += [
         seats_below_asked(f"{leg.arm}, leg {leg.leg}", leg.seats_requested, leg.seats_resolved)
         for leg in run.legs
         if leg.seats_requested is not None and leg.seats_resolved is not None
     ]
-    for row in pressure_rows(run):
+    for row in pressure_rows(run) if rows is None else rows:
         if not row.has_figures:
             continue
         compared = _compare(row, legs[row.leg], model.shape, scenario, row.arm in fixed)
-        rows.append(compared)
+        compared_rows.append(compared)
         found += _findings(row, compared)
     seats = max((leg.seats_resolved or leg.seats_requested or 0 for leg in run.legs), default=0)
     depth = max((leg.drafted_depth for leg in run.legs), default=0)
     found.append(state_dtype_doubles(model.shape, depth, seats, model.state_dtype) if seats else None)
-    return Comparison(rows=tuple(rows), findings=_once(some(found)))
+    return Comparison(rows=tuple(compared_rows), findings=_once(some(found)))
 
 
 def render_comparison(comparison: Comparison) -> str:
