@@ -232,7 +232,7 @@ def predict(
             from evenhand.store import open_run
 
             found = read_model(model, cache_dtype=cache_dtype, state_dtype=state_dtype)
-            typer.echo(render_comparison(compare_run(open_run(from_), found, [a for a in fixed.split(",") if a])))
+            typer.echo(render_comparison(compare_run(open_run(from_), found, fixed_arms=[a for a in fixed.split(",") if a])))
             return
         from evenhand.predict.table import predict as predict_pool
         from evenhand.predict.table import render

@@ -20,6 +20,7 @@ from evenhand.show.ladder import ladder_table
 from evenhand.show.pressure import pressure_table
 from evenhand.show.table import Table, as_csv, as_markdown, as_text
 from evenhand.show.tables import client_table, ledger_table, refusal_table
+from evenhand.show.verdict_md import verdict_text, write_verdict_files
 from evenhand.store import TABLES, Run, StoreError, changed_files, open_run, write_atomic
 
 
@@ -112,8 +113,6 @@ def summarise(path: Path) -> tuple[str, int]:
         where = f"rows and logs are in {path} (no tables written there: {error})"
     parts += ["\n".join(lines)] if lines else []
     if run.manifest.kind == "gate":
-        from evenhand.show.verdict_md import verdict_text, write_verdict_files
-
         verdict = gate_verdict(run)
         write_verdict_files(path, verdict)
         parts.append(verdict_text(verdict))

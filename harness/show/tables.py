@@ -104,12 +104,23 @@ def client_table(cells: Sequence[CellRow], simulated: bool) -> Table | None:
     )
 
 
-def ledger_table(rows: Sequence[LedgerRow], simulated: bool) -> Table | None:
-    """What each arm's engine resolved, read back from it; rows that differ are marked."""
+DETAIL = ("config ", "env ")
+"""Facts that only the long form of the ledger lists."""
+
+
+def ledger_table(rows: Sequence[LedgerRow], simulated: bool, brief: bool = False) -> Table | None:
+    """What each arm's engine resolved, read back from it; rows that differ are marked. `brief`: without DETAIL."""
     if not rows:
         return None
     arms = list(dict.fromkeys(arm for row in rows for arm in row.values))
-    shown = [row for row in rows if any(value is not None for value in row.values.values())]
+    known = [row for row in rows if any(value is not None for value in row.values.values())]
+    shown = [row for row in known if not (brief and row.name.startswith(DETAIL))]
+    hidden = len(known) - len(shown)
+    notes = (
+        ["!= marks facts in which the arms differ; - is not reported, which is not the same as equal"] if len(arms) > 1 else []
+    )
+    if hidden:
+        notes.append(f"{hidden} more facts (effective configuration, environment) are in the Markdown form of this table")
     return Table(
         title="Fairness ledger",
         columns=(Column("", "", "left"), Column("fact", "", "left"), *(Column(arm, "", "left") for arm in arms)),
