@@ -265,29 +265,6 @@ class Run:
         folder = self.leg_folder(leg)
         return stream_rows(folder / "requests.jsonl", RequestRow) if folder else iter(())
 
-    def stream_requests(self, leg: int) -> Iterator[RequestRow]:
-        """Requests of a leg one by one: a hundred thousand rows kept as objects would need gigabytes."""
-        folder = self.leg_folder(leg)
-        if folder is None:
-            return
-        file = folder / "requests.jsonl"
-        if file.is_symlink():
-            raise StoreError(f"{file} is a symbolic link; a run folder holds plain files only")
-        decoder = msgspec.json.Decoder(RequestRow)
-        try:
-            with file.open("rb") as stream:
-                for number, line in enumerate(stream, 1):
-                    if not line.endswith(b"\n"):
-                        return  # torn by a kill
-                    try:
-                        yield decoder.decode(line)
-                    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                        raise StoreError(f"{file} line {number} is not a RequestRow: {error}") from error
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise StoreError(f"cannot read {file}: {error.strerror or error}") from error
-
     def samples(self, leg: int) -> list[SampleRow]:
         """Scrapes of a leg."""
         return self._leg_rows(leg, "samples.jsonl", SampleRow)
