@@ -505,8 +505,15 @@ def overdue(link: Link, now_ns: int, deadlines: Deadlines) -> str | None:
 
 def seal(exchange: Exchange, reads: Sequence[tuple[int, Any, bytes]]) -> Exchange:
     """Pack the reads into the exchange."""
-    exchange.own = array("q", [read[0] for read in reads]).tobytes()
-    exchange.kernel = b"".join([stamp_bytes(read[1]) for read in reads])
-    exchange.sizes = array("I", [len(read[2]) for read in reads]).tobytes()
-    exchange.data = b"".join([read[2] for read in reads])
+    if not reads:
+        return exchange
+    own, ancillary, pieces = zip(*reads, strict=True)
+    exchange.own = array("q", own).tobytes()
+    try:
+        kernel = b"".join([messages[0][2] for messages in ancillary])
+    except IndexError:  # a read without a stamp
+        kernel = b""
+    exchange.kernel = kernel if len(kernel) == 16 * len(own) else b"".join(map(stamp_bytes, ancillary))
+    exchange.sizes = array("I", map(len, pieces)).tobytes()
+    exchange.data = b"".join(pieces)
     return exchange

@@ -21,6 +21,7 @@ from evenhand.drive.worker import environment
 from evenhand.engines.base import Gauge, Sampling
 from evenhand.records import Lag
 
+_SERVER = (sys.executable, "-m", "evenhand.drive.calibration", "--until-eof")
 _STAMP = re.compile(rb'"t":(\d+)')
 _TRUTH = re.compile(rb'"arrived":(\d+),"first":(\d+)')
 _GAUGES = (
@@ -76,7 +77,7 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     held: list[RungOverhead]
     """Rising event rates at 8 events a write, up to the first that was not held."""
     held_events_per_s: float | None
-    """Highest rate at which the rung took no more than 5 % over its ideal time. The server shares the machine: a lower bound."""
+    """Highest rate at which the rung took at most 5 % over its ideal time. The server shares the machine: a lower bound."""
     sampler: SamplerEffect | None = None
 
 
@@ -84,8 +85,7 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 def calibration_server(step_s: float, per_write: int = 1, *options: str) -> Iterator[str]:
     """Its base URL. The server ends with the block, or with this process."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "evenhand.drive.calibration", "--until-eof"]
-        + ["--step-s", str(step_s), "--per-write", str(per_write), *options],
+        [*_SERVER, "--step-s", str(step_s), "--per-write", str(per_write), *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment(),
@@ -282,8 +282,7 @@ def as_markdown(found: Overhead) -> str:
         lag = rung.lag
         coalesced = lag.coalesced / lag.events if lag.events else 0.0
         lines.append(
-            f"| {rung.concurrency} | {rung.events:,} | {_us(rung.stamp.p50_s)} / {_us(rung.stamp.p99_s)} / {_us(rung.stamp.max_s)} "
-            f"| {_us(rung.own.p50_s)} / {_us(rung.own.p99_s)} / {_us(rung.own.max_s)} "
+            f"| {rung.concurrency} | {rung.events:,} | {_all_us(rung.stamp)} | {_all_us(rung.own)} "
             f"| {_us(rung.ttft.p50_s)} / {_us(rung.ttft.p99_s)} | {_us(lag.cpu_per_event_s, 1)} "
             f"| {_us(lag.turnaround_p50_s, 2, 1e3)} | {coalesced:.1%} | {rung.load_over_ideal:+.1%} |"
         )
@@ -307,6 +306,10 @@ def as_markdown(found: Overhead) -> str:
             f"{_us(effect.jitter_p99_s)} us, scrape p50 {_us(effect.scrape_p50_s)} us.",
         ]
     return "\n".join(lines)
+
+
+def _all_us(found: Spread) -> str:
+    return f"{_us(found.p50_s)} / {_us(found.p99_s)} / {_us(found.max_s)}"
 
 
 def _us(seconds: float | None, digits: int = 0, scale: float = 1e6) -> str:
