@@ -28,6 +28,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """All tables of a run and what they add up to."""
 
     tables: list[Table]
+    """Everything, for files."""
+    console: list[Table]
+    """The same, with long tables cut to what fits a screen."""
     lines: list[str]
     code: int
 
@@ -52,9 +55,10 @@ def summary(run: Run) -> Summary:
     extra = [
         refusal_table(run.legs, simulated),
         client_table(run.cells, simulated),
-        ledger_table(ledger(run, ladder), simulated),
     ]
     tables += [table for table in extra if table is not None]
+    facts = ledger(run, ladder)
+    brief, whole = ledger_table(facts, simulated, brief=True), ledger_table(facts, simulated)
     rows: list[LadderRow | PressureRow] = [*ladder, *pressure, *reuse]
     lines, code = outcome_lines(rows, run.manifest.scenario.get("expect", {}))
     if run.partial:
@@ -64,7 +68,9 @@ def summary(run: Run) -> Summary:
     if not rows:
         lines.append("no cell has a row: no evidence")
         code = 2
-    return Summary(tables=tables, lines=lines, code=code)
+    return Summary(
+        tables=[*tables, whole] if whole else tables, console=[*tables, brief] if brief else tables, lines=lines, code=code
+    )
 
 
 def outcome_lines(rows: Sequence[LadderRow | PressureRow], expect: dict[str, str]) -> tuple[list[str], int]:
@@ -101,7 +107,7 @@ def summarise(path: Path) -> tuple[str, int]:
         lines.append(f"evidence changed since it was sealed: {', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}")
         code = code or 2
     width = max(100, min(shutil.get_terminal_size((140, 40)).columns, 200))
-    parts = [as_text(table, width) for table in found.tables]
+    parts = [as_text(table, width) for table in found.console]
     try:
         folder = path / TABLES
         folder.mkdir(exist_ok=True)

@@ -108,6 +108,10 @@ DETAIL = ("config ", "env ")
 """Facts that only the long form of the ledger lists."""
 
 
+DETAIL = ("config ", "env ")
+"""Facts that only the long form of the ledger lists."""
+
+
 def ledger_table(rows: Sequence[LedgerRow], simulated: bool, brief: bool = False) -> Table | None:
     """What each arm's engine resolved, read back from it; rows that differ are marked. `brief`: without DETAIL."""
     if not rows:
@@ -115,25 +119,30 @@ def ledger_table(rows: Sequence[LedgerRow], simulated: bool, brief: bool = False
     arms = list(dict.fromkeys(arm for row in rows for arm in row.values))
     known = [row for row in rows if any(value is not None for value in row.values.values())]
     shown = [row for row in known if not (brief and row.name.startswith(DETAIL))]
-    hidden = len(known) - len(shown)
     notes = (
         ["!= marks facts in which the arms differ; - is not reported, which is not the same as equal"] if len(arms) > 1 else []
     )
-    if hidden:
+    if len(known) > len(shown):
+        hidden = len(known) - len(shown)
         notes.append(f"{hidden} more facts (effective configuration, environment) are in the Markdown form of this table")
+    limit = 36 if brief else 400
     return Table(
         title="Fairness ledger",
         columns=(Column("", "", "left"), Column("fact", "", "left"), *(Column(arm, "", "left") for arm in arms)),
         rows=[
-            ["!=" if row.differs and len(arms) > 1 else "", row.name, *(_short(row.values.get(arm)) for arm in arms)]
+            [
+                "!=" if row.differs and len(arms) > 1 else "",
+                row.name,
+                *(_short(row.values.get(arm), limit) for arm in arms),
+            ]
             for row in shown
         ],
-        notes=["!= marks facts in which the arms differ; - is not reported, which is not the same as equal"],
+        notes=notes,
         simulated=simulated,
     )
 
 
-def _short(value: str | None, limit: int = 60) -> str:
+def _short(value: str | None, limit: int) -> str:
     if value is None:
         return "-"
     return value if len(value) <= limit else value[: limit - 3] + "..."
