@@ -58,19 +58,20 @@ _SECRET_NAME = re.compile(
 _HARMLESS = re.compile(r"(?:\d{1,6}|true|false|yes|no|none|null|on|off)?", re.IGNORECASE)
 HIDDEN = "<redacted>"
 
+# Every repetition is bounded: logs are hostile, and a pattern must not take quadratic time on one long line.
 # Keys as they look, wherever they stand
 _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}"
-    r"|nvapi-[\w-]{16,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)"
+    r"|nvapi-[\w-]{16,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,1024}\.eyJ[\w-]{8,4096}\.[\w-]+)"
 )
 _BEARER = re.compile(r"(?i)\b(bearer|basic)(\s+)[A-Za-z0-9._~+/=-]{8,}")
-_URL_USER = re.compile(r"(\w+://)[^\s/@:'\"]*:[^\s/@'\"]+@")
+_URL_USER = re.compile(r"\b([A-Za-z]\w{1,20}://)[^\s/@:'\"]{0,256}:[^\s/@'\"]{1,256}@")
 # name = value in command lines, Python and JSON: --api-key X, hf_token='X', "api_key": ["X"]
 _NAMED = re.compile(
-    r"""(?ix) (?P<name> ["']? (?:--)? \b (?:[\w-]*[_-])? (?:hf[_-]?token | access[_-]?token | auth[_-]?token | refresh[_-]?token
+    r"""(?ix) (?P<name> ["']? (?:--)? \b (?:[\w-]{0,40}[_-])? (?: (?:hf|access|auth|refresh)[_-]?token
         | api[_-]?keys? | secret(?:[_-]?key)? | secret[_-]?access[_-]?key | password | passwd | private[_-]?key) ["']? )
         (?P<between> \s*[=:]\s* | (?<=[a-z]) \s+ (?=[^\s=:|]) )
-        (?P<value> \[[^\]\n]*\] | "(?:[^"\\\n]|\\.)*" | '(?:[^'\\\n]|\\.)*' | [^\s,;&)}\]"']+ )"""
+        (?P<value> \[[^\]\n]{0,4096}\] | "(?:[^"\\\n]|\\.){0,4096}" | '(?:[^'\\\n]|\\.){0,4096}' | [^\s,;&)}\]"']+ )"""
 )
 _EMPTY = re.compile(r"""(?i)["'\[\]]*(?:none|null|true|false|<redacted>)?["'\[\]]*""")
 

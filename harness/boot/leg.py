@@ -298,7 +298,7 @@ def _start(boot: _Boot, env: Mapping[str, str], python_path: Sequence[str]) -> N
     extra = {**boot.command.env, **boot.settings.env, **env, **overlay}
     paths = [overlay.get("PYTHONPATH"), *python_path, boot.command.env.get("PYTHONPATH"), boot.settings.env.get("PYTHONPATH")]
     if any(paths):
-        extra["PYTHONPATH"] = ":".join(path for path in paths if path)
+        extra["PYTHONPATH"] = ":".join(dict.fromkeys(path for path in paths if path))
     boot.env = environment.child_env(extra)
     boot.secrets = environment.secrets_of(boot.env)
     owner = port.busy(boot.port)

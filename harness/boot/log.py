@@ -14,13 +14,13 @@ from evenhand.boot.environment import redact
 
 READ_BYTES = 4 << 20
 """Read from each end of a longer log."""
-KEEP_BYTES = 16 << 20
+KEEP_BYTES = 4 << 20
 """Kept of each end of a longer log when the leg ends."""
 TAIL_BYTES = 64 << 10
 
 # CSI; OSC, DCS and the like; the rest
 _ESCAPE = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|[ -/]*[0-~])"
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?|[ -/]*[0-~])"
     r"|\x9b[0-?]*[ -/]*[@-~]"
 )
 # C0 and C1 but tab and line feed; marks that turn the writing direction or are invisible

@@ -6,41 +6,18 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import socket
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from evenhand.boot.lock import lock
 
 UNKNOWN = 0
 """Stands for the pid of a process that we may not look into."""
 
 _held: dict[int, int] = {}  # port -> descriptor of its lock
-
-
-def default_lock_dir() -> Path:
-    """Where harnesses of one user on one machine meet."""
-    return Path(tempfile.gettempdir()) / f"evenhand-{os.getuid()}"
-
-
-def lock(lock_dir: str | Path, name: str) -> int | None:
-    """A descriptor that holds the lock `name` until it is closed or this process ends; None when another harness holds it.
-
-    Raises OSError when the folder cannot be used.
-    """
-    folder = Path(lock_dir)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    os.truncate(fd, 0)
-    os.write(fd, f"{os.getpid()}\n".encode())
-    return fd
 
 
 def _candidates() -> Iterable[int]:
@@ -70,9 +47,8 @@ def free_port(lock_dir: str | Path | None = None) -> int:
 
     Raises OSError when there is none.
     """
-    folder = default_lock_dir() if lock_dir is None else lock_dir
     for port in _candidates():
-        if port not in _held and _binds(port) and (fd := lock(folder, f"port-{port}")) is not None:
+        if port not in _held and _binds(port) and (fd := lock(f"port-{port}", lock_dir)) is not None:
             _held[port] = fd
             return port
     raise OSError("no free port was found on 127.0.0.1")

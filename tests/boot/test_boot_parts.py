@@ -16,6 +16,7 @@ from evenhand.boot import environment as env
 from evenhand.boot import log, port
 from evenhand.boot.client import base_url, control_client
 from evenhand.boot.device import Released, wait_released
+from evenhand.boot.lock import holder, lock
 from evenhand.engines.base import EngineError
 
 GIB = 2**30
@@ -201,6 +202,22 @@ def test_a_log_is_redacted_and_bounded_when_its_leg_ends(tmp_path: Path) -> None
     log.finish_log(tmp_path / "none.log")
 
 
+@pytest.mark.parametrize("part", ["a-", "x", "eyJ-", "api_key=[", 'api_key="', "\x1b]", "://", "bearer "])
+def test_hostile_lines_take_no_quadratic_time(part: str) -> None:
+    """Where a repetition is not bounded, one of these takes hours: then the suite hangs here."""
+    line = part * 50_000
+    assert len(env.redact(log.clean(line))) <= 2 * len(line)
+    assert len(log.one_line(line)) <= 500
+    assert env.secret_name(line) is False
+
+
+def test_a_lock_folder_of_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(PermissionError, match="not a folder of this user"):
+        lock("port-1", tmp_path / "link")
+
+
 def test_one_line() -> None:
     assert log.one_line(" a\n b\x1b[1m\tc ") == "a b c"
     assert log.one_line("x" * 600, 10) == "xxxxxx ..."
@@ -244,13 +261,13 @@ def test_free_ports_are_free_and_ours(tmp_path: Path) -> None:
     try:
         assert first != second
         assert port.busy(first) is None
-        assert port.lock(tmp_path, f"port-{first}") is None
+        assert lock(f"port-{first}", tmp_path) is None
         low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
         assert first < low or low <= 20100
     finally:
         port.release_port(first)
         port.release_port(second)
-    held = port.lock(tmp_path, f"port-{first}")
+    held = lock(f"port-{first}", tmp_path)
     assert held is not None
     os.close(held)
 
@@ -260,8 +277,8 @@ def test_two_harnesses_do_not_take_the_same_port(tmp_path: Path, monkeypatch: py
     taken = port.free_port(tmp_path / "other")
     port.release_port(taken)
     code = (
-        "import sys; from evenhand.boot import port; from pathlib import Path\n"
-        f"assert port.lock(Path({str(tmp_path)!r}), 'port-{taken}') is not None; print('held', flush=True); sys.stdin.read()"
+        "import sys; from evenhand.boot.lock import lock\n"
+        f"assert lock('port-{taken}', {str(tmp_path)!r}) is not None; print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
@@ -269,6 +286,7 @@ def test_two_harnesses_do_not_take_the_same_port(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(port, "_candidates", lambda: [taken])
         with pytest.raises(OSError, match="no free port"):
             port.free_port(tmp_path)
+        assert holder(f"port-{taken}", tmp_path) == other.pid
         other.kill()  # a lock ends with its process
     assert port.free_port(tmp_path) == taken
     port.release_port(taken)
