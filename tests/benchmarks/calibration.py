@@ -3,7 +3,8 @@
     python tests/benchmarks/calibration.py [--gates 400] [--requests 400] [--boot-sd 0.02 0.03 0.05] [--json FILE]
 
 Boot sd 2, 3 and 5 %, request sd 15 %, drift 0.5 % a leg, three timing rules, margin 5 %, 6 boot pairs, fixed seeds. Exits 1
-when at 3 % more than 2 % of the A/A gates fail, fewer than 70 % pass, or fewer than 90 % of those with a 10 % slow-down fail.
+when at 3 % more than 2 % of the A/A gates fail, fewer than 70 % of them pass, more than 5 % of the gates with a true slow-down
+at the margin pass, or fewer than 90 % of those with a 10 % slow-down fail.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 
 from evenhand.judge.simulate import Tally, World, play
 
-MUST = {"A/A fail": 0.02, "A/A pass": 0.70, "slow fail": 0.90}
+MUST = {"A/A fail": 0.02, "A/A pass": 0.70, "at the margin pass": 0.05, "slow fail": 0.90}
 """At a boot sd of 3 %."""
 
 
@@ -34,6 +35,16 @@ def line(tally: Tally) -> str:
     )
 
 
+def kept(tally: Tally) -> bool:
+    """Whether the limits hold."""
+    effect = tally.world.effect
+    if not effect:
+        return tally.share("fail") <= MUST["A/A fail"] and tally.share("pass") >= MUST["A/A pass"]
+    if effect <= tally.world.margin:
+        return tally.share("pass") <= MUST["at the margin pass"]
+    return tally.share("fail") >= MUST["slow fail"]
+
+
 def main() -> int:
     """Play the gates and say what became of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -46,18 +57,14 @@ def main() -> int:
     tallies = []
     ok = True
     for boot_sd in asked.boot_sd:
-        for effect in (0.0, 0.10):
+        for effect in (0.0, 0.05, 0.10):
             start = time.perf_counter()
             world = World(boot_sd=boot_sd, effect=effect, requests=asked.requests, pairs=asked.pairs)
             tally = play(world, asked.gates, seed=1)
             tallies.append(tally)
             print(f"{line(tally)}  ({time.perf_counter() - start:.0f} s)", flush=True)
             if boot_sd == 0.03:
-                ok = ok and (
-                    tally.share("fail") >= MUST["slow fail"]
-                    if effect
-                    else tally.share("fail") <= MUST["A/A fail"] and tally.share("pass") >= MUST["A/A pass"]
-                )
+                ok = ok and kept(tally)
     if asked.json:
         asked.json.write_bytes(msgspec.json.format(msgspec.json.encode(tallies), indent=1))
     print("calibrated" if ok else "not calibrated: see the limits in this file")
