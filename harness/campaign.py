@@ -14,7 +14,8 @@ from evenhand.arms import ArmPreparer, Prepared
 from evenhand.boot.guardian import Guardian
 from evenhand.boot.leg import LegName, Running, boot_leg
 from evenhand.drive.loop import Progress
-from evenhand.measure import Bench, found_output_tokens
+from evenhand.judge.stats import median
+from evenhand.measure import Bench, found_output_tokens, steady_tpot
 from evenhand.plan import CellPlan, LegPlan, Plan
 from evenhand.progress import Event, Listener, silent
 from evenhand.records import CellRow, EventRow, LegRow, Outcome, RequestRow
@@ -197,22 +198,20 @@ class Campaign:
 
     def _warm_up(self, leg: LegPlan, bench: Bench, booted: Running) -> str | None:
         """Every prompt shape once, uncounted. Returns why the engine is gone, if it is."""
+        tpots: dict[int, float | None] = {}
         for cell in leg.warmup:
             self.stop.check()
             self._say(leg, "note", text=f"warming up with {cell.requests} x {cell.prompt_tokens} tokens")
             row, rows = bench.cell(cell, cell.output_tokens or 16)
             if row.outcome == "died":
                 return row.reason
-            tpot = sorted(r.tpot_s for r in rows if r.tpot_s is not None)
-            room = None if self.scenario.context is None else self.scenario.context - cell.prompt_tokens
-            for planned in leg.cells:
-                if (
-                    planned.output_tokens is None
-                    and planned.prompt_tokens == cell.prompt_tokens
-                    and planned.cell not in self._output
-                ):
-                    found = found_output_tokens(tpot[len(tpot) // 2] if tpot else None, self.scenario.watch.interval_s, room)
-                    self._output[planned.cell] = found
+            tpots[cell.prompt_tokens] = median([r.tpot_s for r in rows])
+        alone = [tpots[cell.prompt_tokens] for cell in leg.warmup if cell.concurrency == 1]
+        for planned in leg.cells:
+            if planned.output_tokens is None and planned.cell not in self._output:
+                room = None if self.scenario.context is None else self.scenario.context - planned.prompt_tokens
+                tpot_s = steady_tpot(tpots.get(planned.prompt_tokens), alone)
+                self._output[planned.cell] = found_output_tokens(tpot_s, self.scenario.watch.interval_s, room)
         return booted.check()
 
     def _cell(self, leg: LegPlan, folder: Path, bench: Bench, cell: CellPlan, booted: Running) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,7 @@ from evenhand.boot.leg import Running
 from evenhand.drive.cell import CellResult, CellSpec, run_cell
 from evenhand.drive.loop import Progress
 from evenhand.engines.base import Sampling
+from evenhand.judge.stats import median
 from evenhand.plan import CellPlan, LegPlan
 from evenhand.records import CellRow, Outcome, RequestRow
 from evenhand.stop import Stop
@@ -32,6 +33,16 @@ def found_output_tokens(tpot_s: float | None, interval_s: float, room: int | Non
     wanted = DEFAULT_OUTPUT if not tpot_s else math.ceil(PLATEAU_INTERVALS * interval_s / tpot_s) + 2
     wanted = max(8, min(wanted, MAX_FOUND_OUTPUT))
     return wanted if room is None else max(1, min(wanted, room))
+
+
+def steady_tpot(own_s: float | None, all_s: Sequence[float | None]) -> float | None:
+    """Seconds per output token of a warm-up, never below the median over the warm-ups of one request at a time.
+
+    A short answer can arrive in one burst (a front end that was busy while the engine went on); its own figure is then far too
+    small, and a pressure run sized by it would decode for minutes.
+    """
+    usual = median(all_s)
+    return own_s if usual is None else max(own_s or 0.0, usual)
 
 
 def cold_proof(rows: list[RequestRow], counters: dict[str, float | None]) -> tuple[bool | None, str | None]:
