@@ -141,6 +141,45 @@ def judge(run: RunFolder) -> None:
 
 
 @app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, such as results/NAME-STAMP.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for reports.", show_default=True)] = Path("reports"),
+) -> None:
+    """Write a report of each stored run: one HTML file that needs no network, Markdown, CSV tables, SVG and PNG pictures."""
+    from evenhand.show.report import report as write
+
+    try:
+        for page in write(runs, out):
+            typer.echo(f"{page}")
+    except _known_errors() as error:
+        fail(error)
+
+
+@app.command()
+def history(
+    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="A folder of runs, such as results.")] = Path("results"),
+    metric: Annotated[
+        str, typer.Option("--metric", help="throughput, ttft_p50, ttft_p95, tpot_p50 or peak_pool.", show_default=True)
+    ] = "throughput",
+    arm: Annotated[str | None, typer.Option("--arm", help="Arm to follow; by default the one that most runs have.")] = None,
+    cell: Annotated[str | None, typer.Option("--cell", help='Cell to follow, such as "ladder/c=8".')] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the picture.", show_default=True)] = Path("reports"),
+) -> None:
+    """List the runs of a folder and draw one metric over them; changes that leave the noise are marked."""
+    from evenhand.show.history import draw, history_table
+    from evenhand.show.history import history as read
+    from evenhand.show.table import as_text
+
+    try:
+        found = read(results, metric, arm, cell)
+        typer.echo(as_text(history_table(found), 160))
+        for file in draw(found, out / f"history-{metric}"):
+            typer.echo(f"{file}")
+    except _known_errors() as error:
+        fail(error)
+
+
+@app.command()
 def scenarios(
     copy: Annotated[str | None, typer.Option("--copy", metavar="NAME", help="Copy one here to edit.")] = None,
 ) -> None:

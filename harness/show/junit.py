@@ -19,10 +19,9 @@ def junit_xml(verdict: Verdict) -> bytes:
     failures = sum(rule.status == "fail" for rule in cases)
     errors = sum(rule.status not in ("fail", "pass") for rule in cases)
     counts = {"tests": str(len(cases)), "failures": str(failures), "errors": str(errors), "skipped": "0"}
-    root = ElementTree.Element("testsuites", name="evenhand", **counts)
-    suite = ElementTree.SubElement(
-        root, "testsuite", name=legal(f"evenhand gate {verdict.scenario}"), timestamp=legal(verdict.judged_utc), **counts
-    )
+    root = ElementTree.Element("testsuites", {"name": "evenhand", **counts})
+    name = legal(f"evenhand gate {verdict.scenario}")
+    suite = ElementTree.SubElement(root, "testsuite", {"name": name, "timestamp": legal(verdict.judged_utc), **counts})
     properties = ElementTree.SubElement(suite, "properties")
     facts = {
         "run": verdict.run,
@@ -45,7 +44,8 @@ def junit_xml(verdict: Verdict) -> bytes:
         else:
             ElementTree.SubElement(case, "system-out").text = legal(rule.reason)
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
+    data: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return data + b"\n"
 
 
 def legal(text: str) -> str:

@@ -94,6 +94,8 @@ class PairedMetric(Picture, frozen=True, kw_only=True):
     margin: float | None = None
     noise: tuple[float, float] | None = None
     """Spread of the A/A control."""
+    mean: float | None = None
+    """Centre of the interval; None: the mean of the differences."""
     verdict: str = ""
 
 

@@ -319,7 +319,8 @@ def paired_differences(metrics: Sequence[PairedMetric], *, notes: Sequence[str] 
         axis.plot([100 * d for d in metric.differences], spread, marker="o", linestyle="", color=MUTED, markersize=4,
                   markerfacecolor="white", zorder=4)  # fmt: skip
         if count:
-            axis.plot([100 * sum(metric.differences) / count], [y], marker="D", color="#0a2f6b", markersize=6, zorder=5)
+            mean = sum(metric.differences) / count if metric.mean is None else metric.mean
+            axis.plot([100 * mean], [y], marker="D", color="#0a2f6b", markersize=6, zorder=5)
         if metric.margin is not None:
             axis.plot([100 * metric.margin] * 2, [y - 0.38, y + 0.38], color=WARN, linestyle="--", linewidth=1.6, zorder=2)
     axis.axvline(0, color=INK, linewidth=0.9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evenhand.judge.ledger import LedgerRow
+from evenhand.predict.from_run import Comparison
 from evenhand.records import CellRow, LegRow
 from evenhand.show.table import Column, Table, milli, number, whole
 from evenhand.units import gib
@@ -146,3 +147,43 @@ def _short(value: str | None, limit: int) -> str:
     if value is None:
         return "-"
     return value if len(value) <= limit else value[: limit - 3] + "..."
+
+
+def prediction_table(found: Comparison | None, simulated: bool) -> Table | None:
+    """Peaks that the arithmetic expects beside those that were measured; findings stand below."""
+    if found is None or not any(row.predicted_blocks is not None for row in found.rows):
+        return None
+    rows = []
+    for row in found.rows:
+        measured = row.exact_blocks if row.exact_blocks is not None else row.sampled_blocks
+        expected = row.predicted_blocks
+        rows.append(
+            [
+                row.arm,
+                whole(row.leg),
+                whole(row.prompt_tokens),
+                whole(expected),
+                whole(row.exact_blocks),
+                whole(row.sampled_blocks),
+                "-" if measured is None or expected is None else f"{measured - expected:+d}",
+                "with" if row.fixed else "without",
+                row.reason or "-",
+            ]
+        )
+    return Table(
+        title="Prediction beside measurement",
+        columns=(
+            Column("arm", "", "left"),
+            Column("leg"),
+            Column("prompt", "tokens"),
+            Column("predicted", "blocks"),
+            Column("exact", "blocks"),
+            Column("sampled", "blocks"),
+            Column("measured - predicted", "blocks"),
+            Column("null-gap fix", "", "left"),
+            Column("not predicted because", "", "left"),
+        ),
+        rows=rows,
+        notes=[f"{finding.name}: {finding.text}" for finding in found.findings],
+        simulated=simulated,
+    )

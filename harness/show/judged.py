@@ -1,0 +1,89 @@
+"""One stored run judged once, for everything that is then shown of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from evenhand.judge.arms import by_arm
+from evenhand.judge.columns import Reader
+from evenhand.judge.gate import judge_gate
+from evenhand.judge.ladder import LadderRow, ladder_rows
+from evenhand.judge.ledger import LedgerRow, ledger
+from evenhand.judge.pressure import PressureRow, pressure_rows
+from evenhand.judge.verdict import Verdict
+from evenhand.predict.config import read_model
+from evenhand.predict.from_run import Comparison, compare_run
+from evenhand.predict.pages import PredictError
+from evenhand.store import Run
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of every kind, and the verdict where the run is a gate."""
+
+    run: Run
+    reader: Reader
+    ladder: list[LadderRow]
+    """One row per leg and rung."""
+    rungs: list[LadderRow]
+    """One row per arm and rung, over all its legs: what the curves are made of."""
+    pressure: list[PressureRow]
+    reuse: list[PressureRow]
+    ledger: list[LedgerRow]
+    verdict: Verdict | None = None
+    predicted: Comparison | None = None
+    """None where the model's configuration is not on this machine, or there is nothing to predict."""
+
+    @property
+    def rows(self) -> list[LadderRow | PressureRow]:
+        """Every cell's row."""
+        return [*self.ladder, *self.pressure, *self.reuse]
+
+    @property
+    def simulated(self) -> bool:
+        """An arm is the embedded engine."""
+        return self.run.manifest.simulated
+
+    @property
+    def arms(self) -> list[str]:
+        """Arms in the order of the scenario, so that each keeps its colour in every picture."""
+        named = [str(arm.get("name")) for arm in self.run.manifest.scenario.get("arm", ())]
+        return list(dict.fromkeys([*named, *(leg.arm for leg in self.run.legs)]))
+
+
+def judge_run(run: Run, now_utc: str) -> Judged:
+    """Judge a stored run. Reads every file of it once."""
+    reader = Reader(run)
+    ladder = ladder_rows(run, reader)
+    pressure = pressure_rows(run, reader)
+    gate = bool(run.manifest.scenario.get("gate")) and run.manifest.kind == "gate"
+    return Judged(
+        run=run,
+        reader=reader,
+        ladder=ladder,
+        rungs=_rungs(run, reader, ladder),
+        pressure=pressure,
+        reuse=pressure_rows(run, reader, kinds=("reuse",)),
+        ledger=ledger(run, ladder),
+        verdict=judge_gate(run, now_utc, reader) if gate else None,
+        predicted=_predicted(run, pressure),
+    )
+
+
+def _rungs(run: Run, reader: Reader, ladder: Sequence[LadderRow]) -> list[LadderRow]:
+    first = [row for row in ladder if row.repeat == 0]
+    alone = len({(row.arm, row.cell) for row in first}) == len(first)
+    return first if alone else by_arm(run, reader)
+
+
+def _predicted(run: Run, rows: Sequence[PressureRow]) -> Comparison | None:
+    model = run.manifest.scenario.get("model")
+    if not rows or not isinstance(model, str) or not (Path(model) / "config.json").is_file():
+        return None
+    asked = {key: run.manifest.scenario.get(key) for key in ("cache_dtype", "state_dtype", "dtype")}
+    try:
+        return compare_run(run, read_model(Path(model), **asked), rows=rows)
+    except PredictError:
+        return None
