@@ -2,6 +2,8 @@
 
 The boot is the unit of statistics: requests of one boot share its luck, so they only sharpen that boot's own figure.
 
+Several cells (rungs, prompt lengths) count by their geometric mean, but no rule passes while one cell alone is clearly worse.
+
 The 90 % t interval is that of the arm's effect in a least-squares fit of all 2n legs: log figure = level + arm + drift x order.
 It has 2n - 3 degrees of freedom where the n log ratios alone have n - 1, and it keeps its level: a true slow-down at the margin
 passes once in twenty. `tests/benchmarks/calibration.py` measures what that buys.
@@ -85,7 +87,7 @@ def decide(found: Spread, margin: float, rules: int, p_adjusted: float | None = 
     adjusted = min(1.0, found.p * rules) if p_adjusted is None else p_adjusted
     smallest = max(0.0, math.expm1(found.high))
     limit = math.log1p(margin)
-    change = f"{math.expm1(found.mean):+.1%} [{math.expm1(found.low):+.1%}, {math.expm1(found.high):+.1%}]".replace("%", " %")
+    change = f"{_percent(found.mean)} [{_percent(found.low)}, {_percent(found.high)}]"
 
     def decision(status: Status, reason: str) -> Decision:
         return Decision(
@@ -157,7 +159,7 @@ class TimingResult(JudgeRow, frozen=True, kw_only=True):
     candidate: list[float | None] = msgspec.field(default_factory=list)
     """Figure of every leg, by pair (seconds, or tokens per second)."""
     cells: dict[str, float] = msgspec.field(default_factory=dict)
-    """cell -> mean change there, as a share; for information."""
+    """cell -> change there, as a share; where there are several."""
     pairs_needed: int = 0
 
 
@@ -209,6 +211,10 @@ def _judge(rule: Rule, legs: Legs, spreads: dict[str, Spread], adjusted: float, 
         seen = planted_seen(decision.spread, margin, count, seed)
         if not seen and status == "pass":
             status, reason = "inconclusive", f"too noisy to see {200 * margin:g} %: {reason}"
+    cells = _by_cell(rule, legs, seed)
+    worse = [f"{cell} {_percent(c.mean)}" for cell, c in cells.items() if _clearly_worse(c, margin)]
+    if worse and status == "pass":
+        status, reason = "inconclusive", f"passes over all cells, but not in {', '.join(worse)}: {reason}"
     if control is not None and control.status == "fail":
         status, reason = "control failed", f"the baseline against itself: {control.reason}"
     figures = [_mean(f) for f in legs.baseline]
@@ -224,7 +230,7 @@ def _judge(rule: Rule, legs: Legs, spreads: dict[str, Spread], adjusted: float, 
         planted_seen=seen,
         baseline=figures,
         candidate=[_mean(f) for f in legs.candidate],
-        cells=_by_cell(rule, legs),
+        cells={cell: math.expm1(c.mean or 0.0) for cell, c in cells.items()},
         pairs_needed=pairs_needed(count),
     )
 
@@ -265,21 +271,36 @@ def _ratio(rule: Rule, a: dict[str, float], b: dict[str, float]) -> float:
     return -mean if rule.name == "throughput" else mean
 
 
-def _fit(rule: Rule, legs: Legs) -> tuple[float, float] | None:
+def _fit(rule: Rule, legs: Legs, cell: str | None = None) -> tuple[float, float] | None:
+    """The fit over all legs, of all cells or of one."""
     if len(legs.order) != len(legs.baseline):
         return None
-    a = [(at, _ratio(rule, dict.fromkeys(f, 1.0), f)) for (at, _), f in zip(legs.order, legs.baseline, strict=True)]
-    b = [(at, _ratio(rule, dict.fromkeys(f, 1.0), f)) for (_, at), f in zip(legs.order, legs.candidate, strict=True)]
+
+    def value(figures: dict[str, float]) -> float:
+        chosen = figures if cell is None else {cell: figures[cell]}
+        return _ratio(rule, dict.fromkeys(chosen, 1.0), chosen)
+
+    a = [(at, value(f)) for (at, _), f in zip(legs.order, legs.baseline, strict=True)]
+    b = [(at, value(f)) for (_, at), f in zip(legs.order, legs.candidate, strict=True)]
     return fit_legs(a, b)
 
 
-def _by_cell(rule: Rule, legs: Legs) -> dict[str, float]:
+def _by_cell(rule: Rule, legs: Legs, seed: int) -> dict[str, Spread]:
+    """The same for every cell alone, where there are several."""
     cells = sorted(legs.baseline[0])
     if len(cells) < 2:
         return {}
-    n = len(legs.baseline)
     pairs = list(zip(legs.baseline, legs.candidate, strict=True))
-    return {c: math.expm1(math.fsum(_ratio(rule, {c: a[c]}, {c: b[c]}) for a, b in pairs) / n) for c in cells}
+    return {c: spread([_ratio(rule, {c: a[c]}, {c: b[c]}) for a, b in pairs], seed, _fit(rule, legs, c)) for c in cells}
+
+
+def _clearly_worse(found: Spread, margin: float) -> bool:
+    """Whether one cell alone is worse by the margin: an average over cells must not hide it."""
+    return found.mean is not None and found.low is not None and found.low > 0 and found.mean >= math.log1p(margin)
+
+
+def _percent(log_ratio: float | None) -> str:
+    return f"{math.expm1(log_ratio or 0.0):+.1%}".replace("%", " %")
 
 
 def _mean(figures: dict[str, float]) -> float | None:

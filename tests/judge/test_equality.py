@@ -1,6 +1,8 @@
 """Outputs compared bit for bit."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from judge_runs import columns, failed, request
 
 from evenhand.judge.equality import compare, margins_of
@@ -130,3 +132,19 @@ def test_b62_a_body_without_temperature_is_counted():
     found, _ = one(request(K), request(K, sampling={"seed": 0}))
     assert found.not_greedy == 1
     assert one(request(K), request(K))[0].not_greedy == 0
+
+
+LISTS = st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=5), st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=5)
+)
+def test_comparing_is_symmetric_and_equal_only_for_equal(left, right):
+    a = [request(f"x#{i}", ids=ids) for i, ids in enumerate(left)]
+    b = [request(f"x#{i}", ids=ids) for i, ids in enumerate(right)]
+    one, other = many(a, b), many(b, a)
+    assert (one.mismatches, one.unpaired, one.compared) == (other.mismatches, other.unpaired, other.compared)
+    assert one.identical == sum(x == y for x, y in zip(left, right, strict=False))
+    assert one.unpaired == abs(len(left) - len(right))

@@ -1,6 +1,7 @@
 """Whole gates: rules under their own preconditions, verdict and exit code."""
 
 import json
+import shutil
 
 import msgspec
 import pytest
@@ -9,9 +10,10 @@ from judge_runs import POOL, S, cell, columns, gate, gpu, leg, manifest, request
 from evenhand.judge.equality import compare
 from evenhand.judge.gate import across_arms, judge_gate
 from evenhand.judge.planted import plant_token
-from evenhand.judge.verdict import Verdict, decode, encode, overall
+from evenhand.judge.verdict import Verdict, decode, encode, overall, write
 from evenhand.judge.view import JudgeError
 from evenhand.records import FileHash, Lag, PatchedFile
+from evenhand.store import RunWriter, open_run
 
 TIMED = {"outputs": "identical", "ttft_p50": {"not_worse_by": 0.05}}
 
@@ -395,6 +397,35 @@ def test_judged_again_it_is_the_same_but_for_its_time():
         raise AssertionError(text)
 
     json.loads(first, parse_constant=strict)
+
+
+def stored(made, folder):
+    """Write a run of memory into a folder."""
+    folder.mkdir()
+    writer = RunWriter(folder, made.manifest)
+    for row in made.legs:
+        writer.leg_folder(row.leg, row.arm)
+        writer.requests(writer.leg_folder(row.leg, row.arm), made.requests(row.leg))
+        writer.leg(row)
+    for row in made.cells:
+        writer.cell(row)
+    writer.close()
+    return folder
+
+
+def test_a_copied_folder_gives_the_same_verdict_byte_for_byte(tmp_path):
+    folder = stored(timed(pairs=6, rules=TIMED), tmp_path / "run")
+    first = judge_gate(open_run(folder), "T")
+    write(folder, first)
+    copied = shutil.copytree(folder, tmp_path / "elsewhere")
+    assert encode(judge_gate(open_run(copied), "T")) == (folder / "verdict.json").read_bytes()
+    assert first.exit_code == 0
+
+
+def test_a_number_beyond_64_bits_is_one_sentence(tmp_path):
+    folder = stored(gate(requests=lambda *_: {"ids": [1], "event_ns": [1 << 63], "event_tokens": [1]}), tmp_path / "run")
+    with pytest.raises(JudgeError, match="beyond 64 bits"):
+        judge_gate(open_run(folder), "T")
 
 
 def test_a_run_without_a_gate_cannot_be_judged():

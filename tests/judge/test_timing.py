@@ -216,3 +216,22 @@ def test_a_wrong_rule_is_one_sentence(rules, words):
         parse_rules(rules)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_an_average_over_cells_does_not_hide_one_that_is_worse():
+    calm = [1.0, 1.001, 0.999, 1.0, 1.002, 1.0]
+    names = [f"ladder/c={1 << n}" for n in range(6)]
+    order = [(2 * n, 2 * n + 1) if n % 2 == 0 else (2 * n + 1, 2 * n) for n in range(6)]
+
+    def judged(worse):
+        baseline = [dict.fromkeys(names, x) for x in calm]
+        candidate = [dict.fromkeys(names, x) | {names[0]: x * worse} for x in calm]
+        rule = parse_rules({"ttft_p50": {"not_worse_by": 0.05}})
+        return judge_timing(rule, {"ttft_p50": Legs(baseline=baseline, candidate=candidate, order=order)}, 0)[0]
+
+    assert judged(1.0).status == "pass"
+    hidden = judged(1.2)
+    assert hidden.decision.status == "pass"
+    assert hidden.status == "inconclusive"
+    assert "passes over all cells, but not in ladder/c=1 +20.0 %" in hidden.reason
+    assert hidden.cells["ladder/c=2"] == pytest.approx(0.0)
