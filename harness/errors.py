@@ -11,4 +11,13 @@ from evenhand.load import ScenarioError
 from evenhand.resume import ResumeError
 from evenhand.store import StoreError
 
-KNOWN: tuple[type[Exception], ...] = (EngineError, PatchError, PromptError, ResumeError, RuleError, ScenarioError, StoreError)
+KNOWN: tuple[type[Exception], ...] = (
+    EngineError,
+    JudgeError,
+    PatchError,
+    PromptError,
+    ResumeError,
+    RuleError,
+    ScenarioError,
+    StoreError,
+)
