@@ -58,7 +58,7 @@ class LlamacppLauncher:
 
     def locate(self, settings: Settings) -> str:
         """The arm's executable, its environment's interpreter, or this interpreter."""
-        return python_env.find_in_environment(settings, None, "llama.cpp")
+        return python_env.find_in_environment(settings, None, "llama.cpp", "xllamacpp")
 
     def capabilities(self, settings: Settings) -> Capabilities:
         """llama-server's usage text; for Python, xllamacpp's version and the flags of llamacpp_server.py."""
@@ -66,7 +66,7 @@ class LlamacppLauncher:
         if not python_env.is_python(located):
             usage = python_env.usage_text([located, "--help"], settings.env, 30, "llama.cpp")
             return Capabilities(flags=flags_of(usage), usage=usage, returns_ids=False)
-        folder = python_env.package_folder(located, "xllamacpp", settings.env)
+        folder = python_env.engine_package(settings, located, "xllamacpp")
         if folder is None:
             raise EngineError(
                 f"llama.cpp was not found: {located} has no package xllamacpp; install it or give an environment."
@@ -111,7 +111,8 @@ class LlamacppLauncher:
             if value is not None:
                 args.cannot(f"{name} = {value}", "has no such setting here")
         args.argv += [flag for flag in ("--metrics", "--slots", "--props") if args.has(flag)]
-        return Command(argv=[*args.argv, *settings.args], env=dict(settings.env), inexpressible=args.inexpressible)
+        env = python_env.with_packages(settings, "xllamacpp")
+        return Command(argv=[*args.argv, *settings.args], env=env, inexpressible=args.inexpressible)
 
     def probe(self, settings: Settings) -> str | None:
         """None: compiled."""
@@ -120,7 +121,7 @@ class LlamacppLauncher:
     def files(self, settings: Settings) -> list[str]:
         """The executable, or the package's compiled module."""
         located = self.locate(settings)
-        folder = python_env.package_folder(located, "xllamacpp", settings.env) if python_env.is_python(located) else None
+        folder = python_env.engine_package(settings, located, "xllamacpp") if python_env.is_python(located) else None
         return [located, *(str(path) for path in sorted(Path(folder).glob("*.so")))] if folder else [located]
 
 

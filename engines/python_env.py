@@ -40,17 +40,42 @@ def find_executable(name: str, what: str) -> str:
     return found
 
 
-def find_in_environment(settings: Settings, script: str | None, what: str) -> str:
-    """The engine's script, else the interpreter, in `executable`, `environment` or PATH, in that order. Raises EngineError."""
+def packages_of(settings: Settings, package: str) -> str | None:
+    """The environment where it is a folder of packages without an interpreter, as `pip install --target` makes it; else None.
+
+    The arm's executable, or the Python that runs the harness, runs it: with the folder on PYTHONPATH.
+    """
+    if not settings.environment:
+        return None
+    folder = Path(settings.environment).expanduser().absolute()
+    if any(os.access(folder / "bin" / name, os.X_OK) for name in ("python", "python3")):
+        return None
+    return str(folder) if (folder / package).is_dir() else None
+
+
+def with_packages(settings: Settings, package: str) -> dict[str, str]:
+    """The arm's variables; a folder of packages stands first on PYTHONPATH."""
+    paths = [packages_of(settings, package), settings.env.get("PYTHONPATH")]
+    return {**settings.env, **({"PYTHONPATH": os.pathsep.join(path for path in paths if path)} if any(paths) else {})}
+
+
+def find_in_environment(settings: Settings, script: str | None, what: str, package: str) -> str:
+    """The engine's script, else the interpreter, in `executable`, `environment` or PATH, in that order. Raises EngineError.
+
+    `package` is the engine's Python package: an environment that holds it but no interpreter runs under this one.
+    """
     if settings.executable:
         return find_executable(settings.executable, what)
     if settings.environment:
+        if packages_of(settings, package):
+            return sys.executable
         folder = Path(settings.environment).expanduser() / "bin"
         for name in [script, "python", "python3"]:
             if name and os.access(folder / name, os.X_OK):
                 return str((folder / name).absolute())
         raise EngineError(
-            f"environment {settings.environment!r} of {what} has no bin/python: give the folder of a virtual environment."
+            f"environment {settings.environment!r} of {what} has neither bin/python nor a package {package}: "
+            "give the folder of a virtual environment, or one that `pip install --target` filled."
         )
     found = shutil.which(script) if script else sys.executable
     if found is None:
@@ -81,6 +106,14 @@ def interpreter(located: str) -> str | None:
         words = [word for word in words[1:] if not word.startswith("-")]
         return shutil.which(words[0]) if words and is_python(words[0]) else None
     return words[0] if words and is_python(words[0]) else None
+
+
+def engine_package(settings: Settings, located: str, package: str) -> str | None:
+    """Folder of the engine's package in the arm's environment, found without importing it; None when there is none."""
+    if (folder := packages_of(settings, package)) is not None:
+        return str(Path(folder) / package)
+    python = interpreter(located)
+    return package_folder(python, package, settings.env) if python else None
 
 
 def package_folder(python: str, package: str, env: Mapping[str, str]) -> str | None:

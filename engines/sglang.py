@@ -91,7 +91,7 @@ class SglangLauncher:
     def locate(self, settings: Settings) -> str:
         """The environment's interpreter, or the script `sglang` on PATH."""
         given = settings.executable or settings.environment
-        return python_env.find_in_environment(settings, None if given else "sglang", "SGLang")
+        return python_env.find_in_environment(settings, None if given else "sglang", "SGLang", "sglang")
 
     def capabilities(self, settings: Settings) -> Capabilities:
         """Version from METADATA, flags and token ids from the installed sources, the device from this machine's /dev."""
@@ -107,8 +107,7 @@ class SglangLauncher:
 
     def package_folder(self, settings: Settings) -> str | None:
         """Folder of the installed package, found without importing it."""
-        python = python_env.interpreter(self.locate(settings))
-        return python_env.package_folder(python, "sglang", settings.env) if python else None
+        return python_env.engine_package(settings, self.locate(settings), "sglang")
 
     def command(self, settings: Settings, port: int, capabilities: Capabilities) -> Command:
         """Neutral settings -> launch_server. The verify block is drafted + 1. Raises EngineError."""
@@ -138,7 +137,8 @@ class SglangLauncher:
             for flag, value in (("--device", "cpu"), ("--attention-backend", "torch_native"), ("--grammar-backend", "none")):
                 args.argv += [] if flag in settings.args else [flag, value]
             args.argv.append("--disable-overlap-schedule")
-        return Command(argv=[*args.argv, *settings.args], env={**env, **settings.env}, inexpressible=args.inexpressible)
+        env |= python_env.with_packages(settings, "sglang")
+        return Command(argv=[*args.argv, *settings.args], env=env, inexpressible=args.inexpressible)
 
     def probe(self, settings: Settings) -> str | None:
         """None: there is no plug-in for SGLang; its gauges are exact per step."""

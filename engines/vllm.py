@@ -115,7 +115,7 @@ class VllmLauncher:
 
     def locate(self, settings: Settings) -> str:
         """Path of `vllm`, or of the interpreter that runs it as a module."""
-        return python_env.find_in_environment(settings, "vllm", "vLLM")
+        return python_env.find_in_environment(settings, "vllm", "vLLM", "vllm")
 
     def capabilities(self, settings: Settings) -> Capabilities:
         """Version from METADATA, flags from the installed sources' argument definitions; nothing is imported.
@@ -133,8 +133,7 @@ class VllmLauncher:
 
     def package_folder(self, settings: Settings) -> str | None:
         """Folder of the installed package, found without importing it."""
-        python = python_env.interpreter(self.locate(settings))
-        return python_env.package_folder(python, "vllm", settings.env) if python else None
+        return python_env.engine_package(settings, self.locate(settings), "vllm")
 
     def command(self, settings: Settings, port: int, capabilities: Capabilities) -> Command:
         """Neutral settings -> `vllm serve`. Raises EngineError."""
@@ -166,7 +165,7 @@ class VllmLauncher:
             "VLLM_SERVER_DEV_MODE": "1",
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             **_pool(settings, args, on_cpu),
-            **settings.env,
+            **python_env.with_packages(settings, "vllm"),
         }
         return Command(argv=[*args.argv, *settings.args], env=env, inexpressible=args.inexpressible)
 

@@ -181,7 +181,7 @@ def test_capabilities_without_importing(tmp_path: Path) -> None:
 
 
 def test_what_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="no bin/python"):
+    with pytest.raises(EngineError, match="neither bin/python nor a package vllm"):
         ENGINE.launcher.locate(Settings(model="m", served_name="m", environment=str(tmp_path)))
     with pytest.raises(EngineError, match="does not exist"):
         ENGINE.launcher.locate(Settings(model="m", served_name="m", executable=str(tmp_path / "none")))
