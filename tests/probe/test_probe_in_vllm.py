@@ -101,6 +101,9 @@ def boot(environment: Path, model: Path, folder: Path, probe: bool) -> Boot:
                             port, random.Random(length + turn).choices(range(300, 2000), k=length)
                         )
             assert sampler.stop().status == "ok"
+            deadline = time.monotonic() + 5
+            while probe and read(folder / "probe.jsonl").steps[-1]["used"] and time.monotonic() < deadline:
+                time.sleep(0.05)
         finally:
             os.killpg(child.pid, signal.SIGTERM)
             try:

