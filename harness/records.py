@@ -16,12 +16,12 @@ A run directory holds:
         engine.log       stdout and stderr of the engine, as they came (redacted when the leg ends)
         requests.jsonl   RequestRow, flushed as they are decoded after each rung
         rung-*.spill     raw reads with their stamps, appended as each request ends; removed once decoded
-        replays.jsonl    RequestRow of untimed replays of diverged requests, with top2_margin_nats
         samples.jsonl    SampleRow from the sampler's own process
         scrapes.jsonl.gz raw /metrics bodies
         gpu.jsonl        GpuRow
         probe.jsonl      rows of the in-engine probe, where there is one
         overlay/         the arm's overlay (links), removed when the leg ends; proof is in the LegRow
+    before-resume-N/     what an interrupted start left of legs that were measured again: kept, never judged
     requests.parquet, samples.parquet   columnar copies made at the end
     sha256.json          path -> sha256 of every file above, written last
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from pathlib import Path
 
 import msgspec
@@ -11,9 +13,9 @@ from evenhand.drive.cell import recover as recover_spill
 from evenhand.drive.spill import read_head
 from evenhand.engines import engine_for
 from evenhand.engines.base import Capabilities
-from evenhand.plan import Plan, arm_named, settings_for
+from evenhand.plan import Plan, settings_for
 from evenhand.records import CellRow
-from evenhand.store import RunWriter, open_run
+from evenhand.store import RunWriter, StoreError, lock_run, open_run
 
 
 def recover(path: Path) -> int:
@@ -21,8 +23,15 @@ def recover(path: Path) -> int:
     run = open_run(path)
     if run.manifest.status not in ("running", "failed"):
         return 0
-    scenario = msgspec.convert(run.manifest.scenario, sc.Scenario)
-    plan = msgspec.convert(run.manifest.plan, Plan)
+    try:
+        scenario = msgspec.convert(run.manifest.scenario, sc.Scenario)
+        plan = msgspec.convert(run.manifest.plan, Plan)
+    except msgspec.ValidationError as error:
+        raise StoreError(f"{path / 'manifest.json'} does not hold a scenario and a plan of this version: {error}") from error
+    lock = lock_run(path)
+    if lock is None:
+        return 0  # its harness is still at work: what has ended so far can be judged, nothing may be touched
+    os.close(lock)
     stored = {(row.leg, row.cell, row.repeat, row.index) for row in run.requests()}
     ended = {(row.leg, row.cell, row.repeat) for row in run.cells}
     writer = RunWriter(path, run.manifest)
@@ -32,16 +41,22 @@ def recover(path: Path) -> int:
         leg = next((leg for leg in plan.legs if leg.leg == number), None)
         if folder is None or leg is None:
             continue
-        arm = arm_named(scenario, leg.arm)
+        arm = next((arm for arm in scenario.arm if arm.name == leg.arm), None)
+        if arm is None:
+            raise StoreError(f"{path / 'manifest.json'}: its plan names the arm {leg.arm!r}, which its scenario lacks")
         settings = settings_for(scenario, arm, leg.seats)
         dialect = engine_for(arm.engine, settings).dialect(settings, Capabilities())
         for spill in sorted(p for p in folder.glob("rung-*.spill") if not p.is_symlink()):
-            head = read_head(spill)
+            try:
+                head = read_head(spill)
+                rows = recover_spill(spill, dialect) if head else []
+            except (msgspec.DecodeError, OSError, OverflowError, struct.error, ValueError) as error:
+                raise StoreError(f"{spill} holds no spilled requests: {error}; move it away to judge the rest") from error
             cell = next((c for c in leg.cells if head and (c.cell, c.repeat) == (head.cell, head.repeat)), None)
             if head is None or cell is None:
                 spill.unlink()  # a warm-up
                 continue
-            rows = [r for r in recover_spill(spill, dialect) if (r.leg, r.cell, r.repeat, r.index) not in stored]
+            rows = [r for r in rows if (r.leg, r.cell, r.repeat, r.index) not in stored]
             writer.requests(folder, rows)
             back += len(rows)
             if (number, cell.cell, cell.repeat) not in ended:

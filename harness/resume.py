@@ -10,7 +10,7 @@ import msgspec
 from evenhand import scenario as sc
 from evenhand.plan import Plan
 from evenhand.records import HAS_FIGURES, CellRow, LegRow, RequestRow
-from evenhand.store import Run, RunWriter, encode, open_run, write_atomic
+from evenhand.store import SUMS, Run, RunWriter, StoreError, encode, open_run, write_atomic
 
 FINAL: frozenset[str] = HAS_FIGURES | {"refused", "launch_failed", "died", "void"}
 """Outcomes that stand: these cells are not run again."""
@@ -65,12 +65,14 @@ def finished(run: Run, plan: Plan) -> Done:
         whole = all((leg.leg, cell.cell, cell.repeat) in cells for cell in leg.cells)
         if row is not None and whole and row.outcome not in ("interrupted", "not_run"):
             legs.add(leg.leg)
+    if plan.kind == "gate":  # the boot is the unit of statistics: a leg of a gate is measured on one boot, or again
+        cells = frozenset(key for key in cells if key[0] in legs)
     found = {row.cell: row.output_tokens for row in run.cells if row.output_tokens and row.kind == "pressure"}
     return Done(cells=cells, legs=frozenset(legs), output_tokens={k: v for k, v in found.items() if v is not None})
 
 
 def prepare(path: Path, scenario: sc.Scenario, plan: Plan) -> tuple[RunWriter, Done]:
-    """Open a run for going on. Rows of cells that did not end are dropped; they will be measured again.
+    """Open a run for going on. Cells that did not end will be measured again; their rows and logs move to before-resume-N.
 
     Raises ResumeError when the scenario changed (naming the difference) or the run is finished; StoreError when unreadable.
     """
@@ -83,22 +85,38 @@ def prepare(path: Path, scenario: sc.Scenario, plan: Plan) -> tuple[RunWriter, D
     if run.manifest.status == "finished":
         raise ResumeError(f"{path}: this run is finished; there is nothing to resume")
     done = finished(run, plan)
+    before = {key: getattr(run.manifest, key) for key in ("started_utc", "ended_utc", "status")}
+    # first of all: a kill from here on finds a run that goes on, not one whose sealed files have changed
+    writer = RunWriter(
+        path,
+        msgspec.structs.replace(run.manifest, status="running", ended_utc=None, previous=[*run.manifest.previous, before]),
+    )
+    (path / SUMS).unlink(missing_ok=True)
     rewrite(path / "cells.jsonl", [row for row in run.cells if (row.leg, row.cell, row.repeat) in done.cells])
     rewrite(path / "legs.jsonl", [row for row in run.legs if row.leg in done.legs])
+    aside = path / f"before-resume-{len(writer.manifest.previous)}"
     for number in run.leg_numbers():
         folder = run.leg_folder(number)
-        if folder is None:
-            continue
-        kept = [row for row in run.requests(number) if (row.leg, row.cell, row.repeat) in done.cells]
+        if folder is not None and number not in done.legs:
+            _set_aside(folder, aside, run.requests(number), done.cells)
+    return writer, done
+
+
+def _set_aside(folder: Path, aside: Path, rows: list[RequestRow], cells: frozenset[CellKey]) -> None:
+    """Make room for another boot of a leg: what the former one left and is not used any more is kept in `aside`."""
+    kept = [row for row in rows if (row.leg, row.cell, row.repeat) in cells]
+    try:
+        if not kept:
+            aside.mkdir(exist_ok=True)
+            folder.rename(aside / folder.name)
+            return
         rewrite(folder / "requests.jsonl", kept)
-        if number not in done.legs:
-            for spill in folder.glob("rung-*.spill"):
-                spill.unlink()
-    before = {key: getattr(run.manifest, key) for key in ("started_utc", "ended_utc", "status")}
-    manifest = msgspec.structs.replace(
-        run.manifest, status="running", ended_utc=None, previous=[*run.manifest.previous, before]
-    )
-    return RunWriter(path, manifest), done
+        for left in [*folder.glob("rung-*.spill"), folder / "engine.log"]:  # one log, one boot: figures are read from it
+            if left.exists():
+                (aside / folder.name).mkdir(parents=True, exist_ok=True)
+                left.rename(aside / folder.name / left.name)
+    except OSError as error:
+        raise StoreError(f"cannot set {folder} aside: {error.strerror or error}") from error
 
 
 def rewrite(file: Path, rows: list[CellRow] | list[LegRow] | list[RequestRow]) -> None:

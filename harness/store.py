@@ -5,11 +5,16 @@ The only interface between measuring and judging. Layout and rows: records.py.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
+import secrets
+import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 
@@ -33,13 +38,36 @@ def encode(row: Any) -> bytes:
     return msgspec.json.encode(row)
 
 
+def lock_run(path: Path) -> int | None:
+    """A descriptor that keeps a run folder for one writer until it is closed or this process ends; None when another has it.
+
+    Raises StoreError when the folder cannot be opened.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StoreError(f"cannot open {path}: {error.strerror or error}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except OSError:
+        pass  # a file system without locks: nothing to hold, the descriptor does no harm
+    return fd
+
+
 class RunWriter:
     """Writes one run. Every append is one write(2) to a file opened with O_APPEND, so a kill tears at most the last line."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
+        """Raises StoreError when another process writes this run, or the manifest cannot be written."""
         self.path = path
         self._files: dict[Path, int] = {}
         self.manifest = manifest
+        self._lock = lock_run(path)
+        if self._lock is None:
+            raise StoreError(f"{path} is being written by another evenhand; wait until it has ended")
         self.save_manifest()
 
     @classmethod
@@ -48,19 +76,33 @@ class RunWriter:
 
         `manifest_for(folder_name) -> Manifest`. Raises StoreError when the folder cannot be made.
         """
+        # made beside and renamed with its manifest inside: a kill leaves no run folder that nothing can read
+        beside = out / f".{name}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        writer: RunWriter | None = None
         try:
             out.mkdir(parents=True, exist_ok=True)
+            beside.mkdir()
             for attempt in range(1000):
                 folder = out / (f"{name}-{stamp}" if not attempt else f"{name}-{stamp}-{attempt + 1}")
-                try:
-                    folder.mkdir()
-                except FileExistsError:
+                if folder.exists() or folder.is_symlink():
                     continue
-                return cls(folder, manifest_for(folder.name))
-        except OSError as error:
-            raise StoreError(
-                f"cannot write results to {out}: {error.strerror or error}; choose another folder with --out"
-            ) from error
+                if writer is None:
+                    writer = cls(beside, manifest_for(folder.name))
+                elif writer.manifest.run != folder.name:
+                    writer.save_manifest(run=folder.name)
+                try:
+                    beside.rename(folder)
+                except OSError:
+                    if not folder.exists():
+                        raise
+                    continue  # two starts in one second: the other one has this name
+                writer.path = folder
+                return writer
+        except (OSError, StoreError) as error:
+            shutil.rmtree(beside, ignore_errors=True)
+            cause = error.__cause__ if isinstance(error, StoreError) and isinstance(error.__cause__, OSError) else error
+            said = cause.strerror if isinstance(cause, OSError) else None
+            raise StoreError(f"cannot write results to {out}: {said or cause}; choose another folder with --out") from error
         raise StoreError(f"cannot find a free folder name for {name}-{stamp} in {out}")
 
     def save_manifest(self, **changes: Any) -> None:
@@ -71,9 +113,7 @@ class RunWriter:
 
     def leg_folder(self, leg: int, arm: str) -> Path:
         """The folder of a leg, made on first use."""
-        folder = self.path / f"{leg:03d}-{safe_name(arm)}"
-        folder.mkdir(exist_ok=True)
-        return folder
+        return subfolder(self.path, f"{leg:03d}-{safe_name(arm)}")
 
     def append(self, file: Path, rows: Iterable[msgspec.Struct]) -> None:
         """Append rows to `file` in one write. Raises StoreError when the disk is full or gone."""
@@ -110,22 +150,32 @@ class RunWriter:
         self.append(folder / "requests.jsonl", rows)
 
     def close(self) -> None:
-        """Close every file."""
+        """Close every file and let others write the run."""
+        self._close_files()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _close_files(self) -> None:
         for fd in self._files.values():
             os.close(fd)
         self._files.clear()
 
     def finish(self, status: str, ended_utc: str) -> None:
         """Columnar copies, the final manifest, and the sha256 of every file."""
-        self.close()
-        self.save_manifest(status=status, ended_utc=ended_utc)
         try:
-            columnar(self.path)
-        except OSError as error:
-            raise StoreError(
-                f"rows are safe as JSON lines, but no Parquet copy could be made in {self.path}: {error}"
-            ) from error
-        seal(self.path)
+            self._close_files()
+            self.save_manifest(status=status, ended_utc=ended_utc)
+            try:
+                columnar(self.path)
+            except (OSError, ValueError, TypeError, OverflowError) as error:
+                seal(self.path)
+                raise StoreError(
+                    f"rows are safe as JSON lines, but no Parquet copy could be made in {self.path}: {error}"
+                ) from error
+            seal(self.path)
+        finally:
+            self.close()
 
 
 def _open_mended(file: Path) -> int:
@@ -138,6 +188,18 @@ def _open_mended(file: Path) -> int:
     return fd
 
 
+def subfolder(path: Path, name: str) -> Path:
+    """A folder inside a run folder, made on first use. Raises StoreError when a link stands there: it would lead elsewhere."""
+    folder = path / name
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make {folder}: {error.strerror or error}") from error
+    if folder.is_symlink():
+        raise StoreError(f"{folder} is a symbolic link; a run folder holds plain files and folders only")
+    return folder
+
+
 def safe_name(text: str) -> str:
     """A name that is one harmless path component."""
     return "".join(c if c.isalnum() or c in "._-" else "_" for c in text).lstrip(".")[:80] or "_"
@@ -147,16 +209,44 @@ def write_atomic(path: Path, data: bytes) -> None:
     """Write beside `path`, fsync, rename."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with fresh(temporary) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def fresh(path: Path) -> IO[bytes]:
+    """A new file to write; what stood there is removed first, so that a planted link is never written through."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "wb")
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
+
+
+_NOT_ROWS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def plain(file: Path) -> IO[bytes]:
+    """Open a file of a run folder to read. Raises StoreError for a link, a pipe or a device (a run folder is untrusted);
+    FileNotFoundError where there is none."""
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if file.is_symlink():
+            raise StoreError(f"{file} is a symbolic link; a run folder holds plain files only") from error
+        raise StoreError(f"cannot read {file}: {error.strerror or error}") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise StoreError(f"{file} is no plain file; a run folder holds plain files only")
+    return os.fdopen(fd, "rb")
 
 
 def read_rows(file: Path, kind: type[T]) -> list[T]:
@@ -164,10 +254,9 @@ def read_rows(file: Path, kind: type[T]) -> list[T]:
 
     Raises StoreError for a line that is not a row (with its number), and for a symbolic link (a run folder is untrusted).
     """
-    if file.is_symlink():
-        raise StoreError(f"{file} is a symbolic link; a run folder holds plain files only")
     try:
-        data = file.read_bytes()
+        with plain(file) as stream:
+            data = stream.read()
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -177,23 +266,22 @@ def read_rows(file: Path, kind: type[T]) -> list[T]:
     decoder = msgspec.json.Decoder(kind)
     try:
         return decoder.decode_lines(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        for number, line in enumerate(data.splitlines(), 1):
+    except _NOT_ROWS:
+        for number, line in enumerate(data.split(b"\n"), 1):
             try:
-                decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                if line:
+                    decoder.decode(line)
+            except _NOT_ROWS as error:
                 raise StoreError(f"{file} line {number} is not a {kind.__name__}: {error}") from error
-        raise
+        raise StoreError(f"{file} does not hold one {kind.__name__} a line") from None
 
 
 def stream_rows(file: Path, kind: type[T], chunk_bytes: int = 1 << 22) -> Iterator[T]:
     """Like read_rows, a few megabytes at a time."""
-    if file.is_symlink():
-        raise StoreError(f"{file} is a symbolic link; a run folder holds plain files only")
     decoder = msgspec.json.Decoder(kind)
     number, rest = 0, b""
     try:
-        with file.open("rb") as stream:
+        with plain(file) as stream:
             while data := stream.read(chunk_bytes):
                 lines = (rest + data).split(b"\n")
                 rest = lines.pop()
@@ -205,7 +293,7 @@ def stream_rows(file: Path, kind: type[T], chunk_bytes: int = 1 << 22) -> Iterat
         return
     except OSError as error:
         raise StoreError(f"cannot read {file}: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _NOT_ROWS as error:
         raise StoreError(f"{file} line {number} is not a {kind.__name__}: {error}") from error
 
 
@@ -218,12 +306,13 @@ class Run:
             raise StoreError(f"{path} is a broken link")
         manifest = path / "manifest.json"
         try:
-            data = manifest.read_bytes()
+            with plain(manifest) as stream:
+                data = stream.read()
         except OSError as error:
             raise StoreError(f"{path} is no run folder: manifest.json cannot be read ({error.strerror or error})") from error
         try:
             self.manifest = msgspec.json.decode(data, type=Manifest)
-        except msgspec.DecodeError as error:
+        except _NOT_ROWS as error:
             raise StoreError(f"{manifest} is not a manifest of schema {SCHEMA}: {error}") from error
         if self.manifest.schema > SCHEMA:
             raise StoreError(
@@ -276,13 +365,18 @@ class Run:
     def probe(self, leg: int) -> list[dict[str, Any]]:
         """Rows of the in-engine probe of a leg."""
         folder = self.leg_folder(leg)
-        if folder is None or not (folder / "probe.jsonl").exists():
+        if folder is None:
+            return []
+        try:
+            with plain(folder / "probe.jsonl") as stream:
+                data = stream.read()
+        except FileNotFoundError:
             return []
         rows = []
-        for line in (folder / "probe.jsonl").read_bytes().splitlines():
+        for line in data.split(b"\n"):
             try:
                 rows.append(msgspec.json.decode(line, type=dict[str, Any]))
-            except msgspec.DecodeError:
+            except _NOT_ROWS:
                 continue  # the last line of a killed engine
         return rows
 
@@ -317,7 +411,7 @@ def columnar(path: Path) -> None:
     import pyarrow.parquet as pq
 
     for name in ("requests", "samples"):
-        files = [f for f in sorted(path.glob(f"[0-9][0-9][0-9]-*/{name}.jsonl")) if f.stat().st_size]
+        files = [f for f in sorted(path.glob(f"[0-9][0-9][0-9]-*/{name}.jsonl")) if not f.parent.is_symlink()]
         if not files:
             continue
         tables = []
@@ -341,7 +435,8 @@ def columnar(path: Path) -> None:
             continue
         table = pa.concat_tables(tables, promote_options="permissive")
         temporary = path / f".{name}.parquet.tmp"
-        pq.write_table(table, temporary, compression="zstd")
+        with fresh(temporary) as stream:
+            pq.write_table(table, stream, compression="zstd")
         temporary.replace(path / f"{name}.parquet")
 
 
@@ -356,7 +451,9 @@ def _measured_files(path: Path) -> list[Path]:
         folders[:] = sorted(f for f in folders if f not in ("overlay", TABLES))
         for name in sorted(names):
             file = Path(folder) / name
-            if file.is_symlink() or name.endswith(".tmp") or (Path(folder) == path and name in _UNSEALED):
+            if name.endswith(".tmp") or (Path(folder) == path and name in _UNSEALED):
+                continue
+            if not stat.S_ISREG(file.lstat().st_mode):
                 continue
             found.append(file)
     return found
@@ -375,7 +472,7 @@ def changed_files(path: Path) -> list[str]:
         return []
     try:
         sums = msgspec.json.decode(file.read_bytes(), type=dict[str, str])
-    except msgspec.DecodeError as error:
+    except (*_NOT_ROWS, OSError) as error:
         raise StoreError(f"{file} cannot be read: {error}") from error
     present = {str(f.relative_to(path)): f for f in _measured_files(path)}
     differing = [f"{name} (missing)" for name in sorted(sums) if name not in present]
