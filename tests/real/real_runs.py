@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -39,10 +38,10 @@ class Ended(NamedTuple):
         return decode((self.folder / "verdict.json").read_bytes())
 
     def sentence(self) -> str:
-        """What was said on stderr: one line, no traceback."""
-        assert "Traceback" not in self.out + self.err
-        lines = self.err.strip().splitlines()
+        """What the command said at its end: one line besides progress, and no traceback."""
+        lines = [line for line in self.err.splitlines() if not line.startswith("[")]
         assert len(lines) == 1, self.err
+        assert lines[0].startswith("evenhand: ")
         return lines[0]
 
 
@@ -76,14 +75,14 @@ def settings(**values: object) -> list[str]:
 
 
 def processes_below(folder: Path) -> dict[int, str]:
-    """Living processes that work in `folder` or below: every engine has its leg's folder as its own, whatever it calls itself."""
+    """Living processes that work in `folder` or below: an engine works in its leg's folder, whatever it calls itself."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            if state != "Z" and Path(os.readlink(entry / "cwd")).is_relative_to(folder.resolve()):
+            if state != "Z" and (entry / "cwd").readlink().is_relative_to(folder.resolve()):
                 found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
         except OSError:
             continue
