@@ -66,6 +66,11 @@ def check(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise EngineError(f"{name} is {value}: it must be at least 1.")
+    for word in settings.args:
+        if word.partition("=")[0] in ("--port", "--host"):
+            raise EngineError(
+                f"args hold {word!r}: evenhand listens on a free port of 127.0.0.1 that it takes itself; leave it out."
+            )
     if settings.depth < 0:
         raise EngineError(f"drafted depth is {settings.depth}: it must be 0 or more.")
     if settings.method and settings.depth < 1:

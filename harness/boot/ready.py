@@ -88,7 +88,7 @@ def wait_ready(
                 elif asked is None and anybody and clock() >= retry_at:
                     names = _served(facts, http)
                     if names is None:
-                        blocked = "it does not answer yet"
+                        blocked = f"{url} does not answer yet"
                     elif not names:
                         blocked = "it lists no model yet"
                     elif served_name not in names:

@@ -126,6 +126,8 @@ def test_drafting_carries_the_drafted_count() -> None:
         ({"method": "mtp"}, "depth of"),
         ({"method": "draft_model", "depth": 2}, "draft.model"),
         ({"seats": 0}, "at least 1"),
+        ({"args": ("--port", "8000")}, "leave it out"),
+        ({"args": ("--host=0.0.0.0",)}, "leave it out"),
         ({"pool": PoolRequest(blocks=3, bytes=4)}, "as blocks and as bytes"),
         ({"pool": PoolRequest(fraction=1.5)}, "at most 1"),
     ],

@@ -40,15 +40,42 @@ def test_an_executable_that_does_not_exist(vllm_env: Path, tmp_path: Path) -> No
     assert "/nowhere/bin/vllm" in ended.sentence()
 
 
-def test_a_busy_port(vllm_env: Path, tmp_path: Path) -> None:
-    """The harness takes free ports by itself; an argument of the scenario can still ask for one that somebody holds."""
+ATTACHED = """
+name = "attached"
+model = "tiny"
+served_name = "tiny"
+[[arm]]
+name = "server"
+engine = "attached"
+url = "http://127.0.0.1:{port}"
+[ladder]
+concurrency = [1]
+[deadlines]
+ready_s = 3
+"""
+
+
+def test_a_port_that_somebody_else_holds(vllm_env: Path, tmp_path: Path) -> None:
+    """Where a scenario names the port itself: who holds it is no engine."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        scenario = tmp_path / "attached.toml"
+        scenario.write_text(ATTACHED.format(port=port))
+        ended = evenhand(tmp_path, "run", str(scenario))
+    assert ended.code == 2
+    assert "Traceback" not in ended.out + ended.err
+    assert f"server@1: launch_failed (not ready after 3 s: http://127.0.0.1:{port} does not answer yet)" in ended.out
+
+
+def test_a_busy_port_cannot_be_asked_for(vllm_env: Path, tmp_path: Path) -> None:
+    """The harness takes free ports by itself, so an argument that names one is a mistake, busy or not."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         ended = evenhand(tmp_path, "run", "vllm-cpu-tiny", *settings(arm__vllm__args=f'["--port", "{port}"]'))
-    print(ended.out, ended.err)
     assert ended.code == 2
     assert "Traceback" not in ended.out + ended.err
-    assert str(port) in ended.out + ended.err
+    assert "args hold '--port'" in ended.out
+    assert not list((tmp_path / "runs").rglob("engine.log"))
 
 
 def test_a_patch_that_does_not_apply_boots_nothing(vllm_env: Path, tmp_path: Path) -> None:
