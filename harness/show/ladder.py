@@ -14,7 +14,7 @@ COLUMNS = (
     Column("ok/failed"),
     Column("tokens/s"),
     Column("TTFT p50", "ms"),
-    Column("p95", "ms"),
+    Column("TTFT p95", "ms"),
     Column("TPOT p50", "ms"),
     Column("run"),
     Column("wait"),

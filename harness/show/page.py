@@ -18,9 +18,9 @@ from evenhand.show.ladder import ladder_table
 from evenhand.show.pressure import pressure_table
 from evenhand.show.repeat import commands, engine_commands, scenario_note
 from evenhand.show.table import SIMULATED, Table, clean, number, visible
-from evenhand.show.tables import client_table, ledger_table, prediction_table, refusal_table
+from evenhand.show.tables import DETAIL, client_table, ledger_table, prediction_table, refusal_table
 from evenhand.show.unmeasured import unmeasured
-from evenhand.show.verdict_md import status_line
+from evenhand.show.verdict_md import factored, status_line
 from evenhand.show.verdict_tables import (
     box_table,
     configuration_table,
@@ -33,6 +33,8 @@ from evenhand.show.verdict_tables import (
     timing_table,
 )
 
+FOLDED = "Effective configuration and environment"
+"""Title of the table that a page shows only when asked."""
 LOG_LINES = 200
 LOG_CHARACTERS = 24_000
 LOGS_CHARACTERS = 800_000
@@ -74,6 +76,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     alarms: list[str]
     """What a reader must know before anything else."""
     found: list[str]
+    found_for: str
+    """What all that was found begins with: arms, configuration, boots."""
     reasons: list[str]
     sections: list[Section]
     not_measured: list[str]
@@ -106,6 +110,7 @@ def page_of(judged: Judged, changed: Sequence[str] = ()) -> Page:
     else:
         status = "partial" if run.partial else ("complete" if code == 0 and cells else "incomplete")
         line = f"{status}: {measured} of {planned} cells have figures"
+    begin, found = factored(verdict.claims) if verdict else ("", _ranked(judged))
     return Page(
         run=manifest.run,
         scenario=str(manifest.scenario.get("name", "")),
@@ -115,9 +120,10 @@ def page_of(judged: Judged, changed: Sequence[str] = ()) -> Page:
         simulated=judged.simulated,
         partial=run.partial,
         alarms=alarms,
-        found=list(verdict.claims) if verdict else _ranked(judged),
-        reasons=[f"{reason.text} ({reason.scope})" for reason in verdict.reasons] if verdict else lines,
-        sections=[section for section in _sections(judged) if section.tables or section.pictures],
+        found=found,
+        found_for=begin,
+        reasons=[f"{reason.text} ({reason.scope})" for reason in verdict.reasons] if verdict else [*_limited(judged), *lines],
+        sections=_sections(judged),
         not_measured=list(verdict.not_measured) if verdict else unmeasured(judged),
         widen=list(verdict.widen) if verdict else [],
         notes=list(verdict.notes) if verdict else [],
@@ -138,6 +144,15 @@ def _ranked(judged: Judged) -> list[str]:
     each = ", ".join(f"{row.arm} {number(row.tokens_per_s, 4)}" for row in rows)
     said = f"tokens/s at concurrency {rows[0].concurrency}, the same work for each: {each}"
     return [f"{SIMULATED}: {said}" if judged.simulated else said]
+
+
+def _limited(judged: Judged) -> list[str]:
+    """Cells with figures that are not what was asked: fewer seats, or fewer running than asked."""
+    said: dict[str, list[str]] = {}
+    for row in judged.ladder:
+        if row.outcome in ("clamped", "queued"):
+            said.setdefault(f"{row.arm}: {row.outcome}, {row.reason}", []).append(str(row.concurrency))
+    return [f"{text} (concurrency {', '.join(dict.fromkeys(rungs))})" for text, rungs in said.items()]
 
 
 def _sections(judged: Judged) -> list[Section]:
@@ -169,7 +184,7 @@ def _sections(judged: Judged) -> list[Section]:
         ),
         Section(slug="reuse", title="Prefix reuse", tables=_some(_reuse(judged))),
         Section(slug="refusals", title="Refusals", tables=_some(refusal_table(run.legs, simulated))),
-        Section(slug="ledger", title="Fairness ledger", tables=_some(ledger_table(judged.ledger, simulated))),
+        Section(slug="ledger", title="Fairness", tables=_ledger(judged)),
         Section(slug="devices", title="Devices", tables=devices, pictures=["gpu"]),
         Section(slug="client", title="Client", tables=_some(client_table(run.cells, simulated))),
     ]
@@ -179,6 +194,16 @@ def _reuse(judged: Judged) -> Table | None:
     if not judged.reuse:
         return None
     return msgspec.structs.replace(pressure_table(judged.reuse, judged.simulated), title="Reused prefixes")
+
+
+def _ledger(judged: Judged) -> list[Table]:
+    """The ledger in two: facts that people compare, and the effective configuration, which is long and folded."""
+    detail = [row for row in judged.ledger if row.name.startswith(DETAIL)]
+    facts = ledger_table([row for row in judged.ledger if row not in detail], judged.simulated)
+    rest = ledger_table(detail, judged.simulated)
+    if rest is not None:
+        rest = msgspec.structs.replace(rest, title=FOLDED)
+    return _some(facts, rest)
 
 
 def _some(*tables: Table | None) -> list[Table]:
@@ -217,14 +242,21 @@ def cells_of(table: Table) -> dict[str, Any]:
         [(clean(row[i]), _cell_class(table.columns[i].name, row[i], table.columns[i].align)) for i in keep]
         for row in table.rows
     ]
-    return {"heading": table.heading, "columns": columns, "rows": body, "notes": [clean(note) for note in table.notes]}
+    return {
+        "heading": table.heading,
+        "columns": columns,
+        "rows": body,
+        "notes": [clean(note) for note in table.notes],
+        "folded": table.title == FOLDED,
+        "stacked": len(columns) <= 3,
+    }
 
 
 def _cell_class(column: str, text: str, align: str) -> str:
     if column in ("outcome", "status") and text.replace(" ", "-").replace("_", "-").isascii():
         return "badge " + re.sub(r"[^a-z-]", "-", text.lower())
     if align == "left":
-        return "long" if len(text) > 40 else "text"
+        return "long" if len(text) > 28 else "text"
     return "none" if text == "-" else "figure"
 
 
@@ -244,6 +276,7 @@ def render(page: Page, pictures: dict[str, tuple[str, str, str]]) -> str:
     return env.get_template("report.html").render(
         page=page,
         pictures=pictures,
+        sections=[s for s in page.sections if s.tables or any(slug in pictures for slug in s.pictures)],
         cells_of=cells_of,
         script=script,
         script_sha256=digest,

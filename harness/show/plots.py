@@ -39,7 +39,7 @@ def pool_over_time(panels: Sequence[PoolPanel], *, unit: str = "blocks", notes: 
         [
             (text, look(names, line.name)["color"])
             for line, cut in zip(panel.lines, row, strict=True)
-            for text in _words(line, cut)
+            for text in _words(line, cut, ",.0f" if unit == "blocks" else ",.3g" if unit == "share" else ",.1f")
         ]
         for panel, row in zip(panels, cuts, strict=True)
     ]
@@ -88,14 +88,14 @@ def _peak(axis: Axes, line: Series, cut: Broken, style: dict[str, Any]) -> float
     return max([sampled, *levels])
 
 
-def _words(line: Series, cut: Broken) -> list[str]:
+def _words(line: Series, cut: Broken, form: str) -> list[str]:
     """ "base: 175 exact, 174 sampled, 175 predicted", and below it how much of the window was not seen."""
     seen = [y for y in cut.y if y == y]
-    parts = [f"{line.exact_peak:,.4g} exact"] if line.exact_peak is not None else []
+    parts = [f"{line.exact_peak:{form}} exact"] if line.exact_peak is not None else []
     if seen:
-        parts.append(f"{max(seen):,.4g} sampled")
+        parts.append(f"{max(seen):{form}} sampled")
     if line.predicted_peak is not None:
-        parts.append(f"{line.predicted_peak:,.4g} predicted")
+        parts.append(f"{line.predicted_peak:{form}} predicted")
     words = [f"{line.name}: {', '.join(parts) or 'no sample'}"]
     if cut.gaps and line.exact_peak is None:
         share = f"{cut.unsampled_share * 100:.0f}" if cut.unsampled_share >= 0.01 else "under 1"
@@ -114,6 +114,7 @@ def ladder_throughput(curves: Sequence[LadderCurve], *, notes: Sequence[str] = (
     figure, (axis,) = grid(1, 1, row_in=4.0)
     names = [curve.name for curve in curves]
     leftmost = min(curves, key=_mean_stream_tps, default=None)
+    labels: list[tuple[str, float, float, bool, str]] = []
     for curve in curves:
         style = look(names, curve.name)
         points = [(p, p.stream_tps, p.total_tps) for p in sorted(curve.points, key=lambda p: p.concurrency)]
@@ -129,29 +130,35 @@ def ladder_throughput(curves: Sequence[LadderCurve], *, notes: Sequence[str] = (
             if x is None or y is None:
                 continue
             _mark(axis, x, y, style, point.outcome)
-            if len(curves) > 3 and point not in ends:
-                continue
-            axis.annotate(
-                str(point.concurrency),
-                (x, y),
-                xytext=(-6, -5) if outside else (6, 4),
-                textcoords="offset points",
-                ha="right" if outside else "left",
-                va="top" if outside else "bottom",
-                color=style["color"],
-                fontsize=7.5,
-                zorder=5,
-            )
+            if len(curves) <= 3 or point in ends:
+                labels.append((str(point.concurrency), x, y, outside, style["color"]))
     axis.margins(0.08)
     # lines close together and far from zero are spread out; the ticks say where they are
     near = [point.stream_tps for curve in curves for point in curve.points if point.stream_tps is not None]
     if not near or min(near) < 0.5 * max(near):
         axis.set_xlim(left=0)
     axis.set_ylim(bottom=0)
+    _label(axis, labels)
     plain(axis, x="tokens/s per stream", y="tokens/s in total")
     legend(figure, [*((_handle(look(names, name)), name) for name in names), *_outcome_entries(curves)])
     footer(figure, ["Figures at the points: concurrency.", *_without_figures(curves), *notes])
     return figure
+
+
+def _label(axis: Axes, labels: Sequence[tuple[str, float, float, bool, str]]) -> None:
+    """Concurrency beside the points; a label that would lie on another is left out, since its neighbours tell the order."""
+    (left, right), (bottom, top) = axis.get_xlim(), axis.get_ylim()
+    placed: list[tuple[float, float]] = []
+    for text, x, y, outside, color in labels:
+        dx, dy = (-6, -5) if outside else (6, 4)
+        at = ((x - left) / (right - left) * 460 + 2 * dx, (y - bottom) / (top - bottom) * 250 + 2 * dy)  # points, roughly
+        if any(abs(at[0] - px) < 14 and abs(at[1] - py) < 10 for px, py in placed):
+            continue
+        placed.append(at)
+        axis.annotate(
+            text, (x, y), xytext=(dx, dy), textcoords="offset points", ha="right" if outside else "left",
+            va="top" if outside else "bottom", color=color, fontsize=7.5, zorder=5,
+        )  # fmt: skip
 
 
 def _mean_stream_tps(curve: LadderCurve) -> float:

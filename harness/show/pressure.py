@@ -9,6 +9,7 @@ from evenhand.show.table import Column, Table, milli, number, percent, whole
 
 COLUMNS = (
     Column("arm", "", "left"),
+    Column("leg"),
     Column("prompt", "tokens"),
     Column("output", "tokens"),
     Column("peak", "%"),
@@ -28,11 +29,12 @@ COLUMNS = (
 def pressure_table(rows: Sequence[PressureRow], simulated: bool, notes: Sequence[str] = ()) -> Table:
     """One line per prompt length, arm and boot."""
     order = {arm: n for n, arm in enumerate(dict.fromkeys(row.arm for row in rows))}
+    several = len({(row.arm, row.cell) for row in rows}) < len(rows)
     ordered = sorted(rows, key=lambda row: (row.prompt_tokens, order[row.arm], row.leg, row.repeat))
     return Table(
         title="Peak pool pressure of long prompts",
         columns=COLUMNS,
-        rows=[_line(row) for row in ordered],
+        rows=[_line(row, _leg(row) if several else "-") for row in ordered],
         notes=[*_notes(ordered), *notes],
         simulated=simulated,
     )
@@ -44,10 +46,15 @@ def retained_text(row: PressureRow) -> str:
     return most.text if most else "-"
 
 
-def _line(row: PressureRow) -> list[str]:
-    head = [row.arm, whole(row.prompt_tokens), whole(row.output_tokens)]
+def _leg(row: PressureRow) -> str:
+    """The boot behind a row; a second pass within it is marked."""
+    return f"{row.leg}" + ("" if not row.repeat else f" pass {row.repeat + 1}")
+
+
+def _line(row: PressureRow, leg: str) -> list[str]:
+    head = [row.arm, leg, whole(row.prompt_tokens), whole(row.output_tokens)]
     if not row.has_figures:
-        return [*head, *["-"] * (len(COLUMNS) - 4), row.outcome]
+        return [*head, *["-"] * (len(COLUMNS) - 5), row.outcome]
     return [
         *head,
         percent(row.peak_share),

@@ -10,12 +10,22 @@ from evenhand.records import LegRow, Manifest
 
 def commands(manifest: Manifest) -> list[str]:
     """Shell lines: run it again, judge the rows again, draw the report again."""
-    folder = f"results/{manifest.run}"
+    folder = shlex.quote(f"{_out(manifest.command)}/{manifest.run}")
     return [
         shlex.join(manifest.command) if manifest.command else f"evenhand {manifest.kind} {folder}/scenario.toml",
         f"evenhand judge {folder}",
         f"evenhand report {folder}",
     ]
+
+
+def _out(command: Sequence[str]) -> str:
+    """The folder of runs that the command named, else the default."""
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if word == "--out" and following:
+            return following.rstrip("/") or "/"
+        if word.startswith("--out="):
+            return word[6:].rstrip("/") or "/"
+    return "results"
 
 
 def scenario_note(manifest: Manifest) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 from evenhand.judge.ledger import LedgerRow
-from evenhand.predict.from_run import Comparison
+from evenhand.predict.from_run import Compared, Comparison
 from evenhand.records import CellRow, LegRow
 from evenhand.show.table import Column, Table, milli, number, whole
 from evenhand.units import gib
@@ -109,10 +110,6 @@ DETAIL = ("config ", "env ")
 """Facts that only the long form of the ledger lists."""
 
 
-DETAIL = ("config ", "env ")
-"""Facts that only the long form of the ledger lists."""
-
-
 def ledger_table(rows: Sequence[LedgerRow], simulated: bool, brief: bool = False) -> Table | None:
     """What each arm's engine resolved, read back from it; rows that differ are marked. `brief`: without DETAIL."""
     if not rows:
@@ -150,40 +147,59 @@ def _short(value: str | None, limit: int) -> str:
 
 
 def prediction_table(found: Comparison | None, simulated: bool) -> Table | None:
-    """Peaks that the arithmetic expects beside those that were measured; findings stand below."""
-    if found is None or not any(row.predicted_blocks is not None for row in found.rows):
+    """Peaks that the arithmetic expects beside those that were measured, over all boots of an arm; findings stand below."""
+    if found is None:
         return None
-    rows = []
+    groups: dict[tuple[str, int], list[Compared]] = {}
+    reasons: dict[str, list[str]] = {}
     for row in found.rows:
-        measured = row.exact_blocks if row.exact_blocks is not None else row.sampled_blocks
-        expected = row.predicted_blocks
-        rows.append(
-            [
-                row.arm,
-                whole(row.leg),
-                whole(row.prompt_tokens),
-                whole(expected),
-                whole(row.exact_blocks),
-                whole(row.sampled_blocks),
-                "-" if measured is None or expected is None else f"{measured - expected:+d}",
-                "with" if row.fixed else "without",
-                row.reason or "-",
-            ]
-        )
+        if row.predicted_blocks is None:
+            reasons.setdefault(row.reason or "no prediction", []).append(row.arm)
+        else:
+            groups.setdefault((row.arm, row.prompt_tokens), []).append(row)
+    if not groups:
+        return None
+    notes = [f"{', '.join(dict.fromkeys(arms))}: not predicted, {reason}" for reason, arms in reasons.items()]
+    notes += [f"{finding.name}: {_ANY_LEG.sub('', finding.text)}" for finding in found.findings]
     return Table(
         title="Prediction beside measurement",
         columns=(
             Column("arm", "", "left"),
-            Column("leg"),
             Column("prompt", "tokens"),
             Column("predicted", "blocks"),
             Column("exact", "blocks"),
             Column("sampled", "blocks"),
             Column("measured - predicted", "blocks"),
+            Column("boots"),
             Column("null-gap fix", "", "left"),
-            Column("not predicted because", "", "left"),
         ),
-        rows=rows,
-        notes=[f"{finding.name}: {finding.text}" for finding in found.findings],
+        rows=[_predicted(arm, prompt, rows) for (arm, prompt), rows in groups.items()],
+        notes=list(dict.fromkeys(notes)),
         simulated=simulated,
     )
+
+
+_ANY_LEG = re.compile(r", leg \d+(?=[,:])")
+
+
+def _predicted(arm: str, prompt: int, rows: Sequence[Compared]) -> list[str]:
+    """Boots that agree are one figure, others "53 / 54"."""
+    measured = [row.exact_blocks if row.exact_blocks is not None else row.sampled_blocks for row in rows]
+    off = [
+        None if m is None or row.predicted_blocks is None else m - row.predicted_blocks
+        for m, row in zip(measured, rows, strict=True)
+    ]
+    return [
+        arm,
+        whole(prompt),
+        _each(whole(row.predicted_blocks) for row in rows),
+        _each(whole(row.exact_blocks) for row in rows),
+        _each(whole(row.sampled_blocks) for row in rows),
+        _each("-" if o is None else (f"{o:+d}" if o else "0") for o in off),
+        whole(len({row.leg for row in rows})),
+        "with" if rows[0].fixed else "without",
+    ]
+
+
+def _each(values: Iterable[str]) -> str:
+    return " / ".join(dict.fromkeys(values))

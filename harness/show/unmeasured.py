@@ -10,7 +10,7 @@ def unmeasured(judged: Judged) -> list[str]:
     """One sentence each; a gate's verdict has its own list."""
     run = judged.run
     scenario = run.manifest.scenario
-    found = ["equality of outputs: arms are compared bit for bit by `evenhand gate`, not by a run"]
+    found = ["equality of outputs: arms are compared bit for bit by a gate, not by a run"]
     boots = {arm: sum(leg.arm == arm and leg.role == "measure" for leg in run.legs) for arm in judged.arms}
     if boots and max(boots.values()) == 1:
         found.append("spread between boots: each arm was booted once, so differences between arms carry no interval")

@@ -65,7 +65,7 @@ def verdict_markdown(verdict: Verdict, manifest: Manifest | None = None, legs: S
     head += [f"Order of boots: {escape(' '.join(verdict.order)) or 'none'}. Run `{verdict.run}`.", ""]
     parts = ["\n".join(head).rstrip(), as_markdown(rules_table(verdict))]
     parts += _list("Why rules are void", (f"{r.text} ({_scope(r.scope)})" for r in verdict.reasons))
-    parts += _list("What was found", verdict.claims)
+    parts += _found(verdict.claims)
     parts += [as_markdown(table) for table in _present(configuration_table(verdict))]
     parts += [as_markdown(table) for table in evidence_tables(verdict)]
     parts += _list("What was not measured", verdict.not_measured)
@@ -133,6 +133,21 @@ def write_verdict_files(path: Path, verdict: Verdict) -> list[str]:
             # the verdict stands whether or not CI could take its copy
             said.append(f"verdict.md could not be added to the job summary {summary}: {error.strerror or error}")
     return said
+
+
+def factored(claims: Sequence[str]) -> tuple[str, list[str]]:
+    """("NEW against BASE on CONFIGURATION, 2 and 2 boots", what is said of each rule): what all claims begin with, once."""
+    parts = [claim.split(": ") for claim in claims]
+    same = 0
+    while len(claims) > 1 and all(len(each) > same + 1 and each[same] == parts[0][same] for each in parts):
+        same += 1
+    return ": ".join(parts[0][:same]) if parts else "", [": ".join(each[same:]) for each in parts]
+
+
+def _found(claims: Sequence[str]) -> list[str]:
+    begin, rest = factored(claims)
+    parts = _list("What was found", rest)
+    return [parts[0].replace("\n\n", f"\n\n{escape(begin)}:\n\n", 1)] if begin and parts else parts
 
 
 def _scope(scope: str) -> str:

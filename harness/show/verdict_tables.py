@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from evenhand.engines.base import COMPILE_CACHES
 from evenhand.judge.equality import Comparison, Pair
 from evenhand.judge.pressure import PairedPressure
 from evenhand.judge.timing import TimingResult
@@ -20,6 +21,10 @@ CONFIGURATION = (
     "seats resolved", "pool blocks", "pool block tokens", "cannot express",
 )  # fmt: skip
 """Facts of the ledger that a comment always shows; facts that differ are shown too."""
+
+
+PER_ARM = frozenset(f"env {name}" for name in COMPILE_CACHES)
+"""Facts that differ in every gate by design: each arm compiles into folders of its own."""
 
 
 def signed_percent(share: float | None) -> str:
@@ -50,7 +55,7 @@ def configuration_table(verdict: Verdict) -> Table | None:
     rows = []
     for fact in verdict.ledger:
         values = [fact.values.get(arm) for arm in arms]
-        differs = values[0] != values[1]
+        differs = values[0] != values[1] and fact.name not in PER_ARM
         if any(values) and (differs or fact.name in CONFIGURATION):
             rows.append(["!=" if differs else "", fact.name, *("-" if v is None else v for v in values)])
     if not rows:
@@ -123,16 +128,17 @@ def _paired_table(title: str, rows: Sequence[PairedPressure], verdict: Verdict) 
             Column("extra tokens", "per prompt token"),
             Column("retained states", "", "left"),
         ),
-        rows=[_paired_line(row) for row in rows],
+        rows=[_paired_line(row, all(r.cell == f"pressure/{r.prompt_tokens}" for r in rows)) for row in rows],
         notes=notes,
         simulated=verdict.simulated,
     )
 
 
-def _paired_line(row: PairedPressure) -> list[str]:
+def _paired_line(row: PairedPressure, plain: bool) -> list[str]:
+    """`plain`: every cell is named by its prompt length alone, so the name would say it twice."""
     judged = row.blocks is not None
     return [
-        row.cell,
+        "-" if plain else row.cell,
         whole(row.prompt_tokens),
         whole(row.baseline_blocks),
         whole(row.candidate_blocks),
