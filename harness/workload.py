@@ -23,6 +23,8 @@ from evenhand.plan import CellPlan
 
 EXTENSION_TOKENS = 64
 """How far the third request of a reuse cell goes beyond its prefix."""
+FEWEST_WORDS = 64
+"""Below this many one-token words, text prompts are drawn from the whole vocabulary."""
 FALLBACK_VOCABULARY = 1000
 """For an attached engine without a tokenizer: ids that every vocabulary has."""
 
@@ -35,7 +37,7 @@ class Workload:
         self._scenario = scenario
         self._as_text = as_text or (scenario.prompts.source == "file" and scenario.prompts.send == "text")
         self._folder = scenario.tokenizer or model
-        self._vocabulary = _vocabulary(self._folder)
+        self._vocabulary = self._words() if self._as_text else _vocabulary(self._folder)
         self._texts = read_texts(scenario.prompts.file) if scenario.prompts.source == "file" and scenario.prompts.file else None
 
     def prompts(self, cell: CellPlan) -> list[list[int]] | list[str]:
@@ -72,6 +74,23 @@ class Workload:
         if not file.is_file():
             raise PromptError(f"{file} does not exist, but text prompts need it; set `tokenizer` to a folder that has one")
         return Tokenizer.from_file(str(file))
+
+    def _words(self) -> Vocabulary:
+        """Ids that stand for one word with its leading space and come back from their text alone: a text made of them is
+        split at its spaces, so it has as many tokens as words. Where a tokenizer has too few, its whole vocabulary is used
+        and `repair` has to find exact lengths."""
+        whole = vocabulary(str(Path(self._folder)))
+        ids = [i for i in range(whole.size) if i not in whole.special]
+        texts = [str(self._tokenizer.decode([i], skip_special_tokens=False)) for i in ids]
+        back = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        words = {
+            i
+            for i, text, found in zip(ids, texts, back, strict=True)
+            if found.ids == [i] and text[:1] == " " and text[1:].isascii() and text[1:].isalpha()
+        }
+        if len(words) < FEWEST_WORDS:
+            return whole
+        return Vocabulary(whole.size, frozenset(range(whole.size)) - words)
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
