@@ -83,7 +83,7 @@ def _facts(
         "engine": _join(leg.engine for leg in legs),
         "version": _join(leg.version for leg in legs),
         "commit": arm.get("commit"),
-        "engine files (sha256)": ", ".join(sorted(s[:12] for s in executables)) or None,
+        "engine files (sha256)": _few(executables),
         "patched files (sha256)": ", ".join(sorted(patched)) or None,
         "model": str(model) if model else None,
         "model files (sha256)": _digest(legs, model),
@@ -106,6 +106,14 @@ def _facts(
     inexpressible = list(dict.fromkeys(text for leg in legs for text in leg.inexpressible))
     found["cannot express"] = "; ".join(inexpressible) or "nothing"
     return found
+
+
+def _few(hashes: set[str]) -> str | None:
+    """Up to three hashes; above that one hash over all of them and their number, as for a model."""
+    short = sorted(h[:12] for h in hashes)
+    if len(short) <= 3:
+        return ", ".join(short) or None
+    return f"{hashlib.sha256(' '.join(sorted(hashes)).encode()).hexdigest()[:12]} ({len(short)} files)"
 
 
 def _of(leg: LegRow, path: str, model: str | None, draft: str | None) -> bool:
