@@ -300,6 +300,27 @@ def predict(
         fail(error)
 
 
+@app.command()
+def overhead(
+    concurrency: Annotated[str, typer.Option("--concurrency", help="Comma list of streams at once.")] = "1,8,32,128,256",
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out the sampler's effect.")] = False,
+) -> None:
+    """Measure the client itself on this machine: stamp error and lag per concurrency, CPU per event, highest rate, sampler's effect.
+
+    A calibration server stamps each event with the clock that the kernel stamps with, so the truth is known. About a minute.
+    """
+    from evenhand.drive.overhead import as_markdown, measure
+
+    try:
+        counts = [int(part) for part in concurrency.split(",")]
+        if not counts or min(counts) < 1:
+            raise ValueError
+    except ValueError:
+        fail(f"--concurrency {concurrency}: give whole numbers of at least 1, such as 1,32,256")
+    found = measure(counts, sampler_rounds=0 if quick else 5, say=lambda line: typer.echo(line, err=True))
+    typer.echo(as_markdown(found))
+
+
 def main() -> None:
     """Entry point: errors that we know are one sentence, Ctrl-C is 130."""
     try:
