@@ -305,7 +305,7 @@ def overhead(
     concurrency: Annotated[str, typer.Option("--concurrency", help="Comma list of streams at once.")] = "1,8,32,128,256",
     quick: Annotated[bool, typer.Option("--quick", help="Leave out the sampler's effect.")] = False,
 ) -> None:
-    """Measure the client itself on this machine: stamp error and lag per concurrency, CPU per event, highest rate, sampler's effect.
+    """Measure the client itself: stamp error and lag per concurrency, CPU per event, highest rate, sampler's effect.
 
     A calibration server stamps each event with the clock that the kernel stamps with, so the truth is known. About a minute.
     """
