@@ -186,7 +186,9 @@ class Campaign:
 
         bench = Bench(self.scenario, leg, booted, folder, self.stop, self._workload, progress)
         todo = [cell for cell in leg.cells if (leg.leg, cell.cell, cell.repeat) not in self.done.cells]
-        gone = self._warm_up(leg, bench, booted)
+        gone = None
+        with contextlib.suppress(Interrupted):  # then every cell below gets the row that says so
+            gone = self._warm_up(leg, bench, booted)
         for number, cell in enumerate(todo):
             if self.stop.is_set() or gone:
                 reason = f"the engine died before: {gone}" if gone else "the run was interrupted"

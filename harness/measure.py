@@ -17,7 +17,7 @@ from evenhand.engines.base import Sampling
 from evenhand.judge.stats import median
 from evenhand.plan import CellPlan, LegPlan
 from evenhand.records import CellRow, Outcome, RequestRow
-from evenhand.stop import Stop
+from evenhand.stop import Interrupted, Stop
 from evenhand.watch.idle import wait_idle
 from evenhand.watch.scrape import Scrape, delta, scrape
 from evenhand.workload import Workload
@@ -98,6 +98,7 @@ class Bench:
         before = self._scrape()
         result = run_cell(self._spec(plan, output_tokens))
         settle_ns, settle_reason = (None, "the engine is gone") if result.died else self._settle()
+        interrupted = "the run was interrupted" if result.interrupted else None
         after = Scrape(status="engine gone") if result.died else self._scrape()
         change = delta(before, after, self._gauges)
         cold, cold_reason = cold_proof(result.rows, change.counters)
@@ -111,7 +112,7 @@ class Bench:
             prompt_tokens=plan.prompt_tokens,
             output_tokens=output_tokens,
             outcome=self._outcome(result, change.restarted),
-            reason=result.died or result.limit or (change.reason if change.restarted else None),
+            reason=interrupted or result.died or result.limit or (change.reason if change.restarted else None),
             planned=plan.requests,
             start_ns=result.start_ns,
             end_ns=result.end_ns,
@@ -188,5 +189,8 @@ class Bench:
             return dict(scraped.values) if scraped.status == "ok" else None
 
         step_s = min(0.25, self.scenario.watch.interval_s)
-        settled = wait_idle(read, self.scenario.deadlines.settle_s, StopClock(self.stop), step_s)
+        try:
+            settled = wait_idle(read, self.scenario.deadlines.settle_s, StopClock(self.stop), step_s)
+        except Interrupted:  # the cell's requests are over: its row is written, the leg ends after it
+            return None, "the run was interrupted"
         return settled.settle_ns, settled.reason
