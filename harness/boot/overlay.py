@@ -131,7 +131,10 @@ def build_overlay(
     content: dict[str, bytes | None] = {}
     before: dict[str, bytes | None] = {}
     for path in [*(patches.files if patches else ()), *touch]:
-        before[path] = content[path] = read_file(package, path)
+        data = read_file(package, path)
+        # what only the other arm creates leaves no trace here, not even a folder
+        if data is not None or (patches and path in patches.files):
+            before[path] = content[path] = data
     if patches is not None:
         content |= patches.files
         changed = [path for path, digest in patches.installed.items() if sha256(before[path]) != digest]
@@ -163,7 +166,6 @@ def build_overlay(
             overlay_sha256=sha256(data),
         )
         for path, data in sorted(content.items())
-        if not (data is None and before[path] is None)
     ]
     return Overlay(folder=folder, package=package, files=rows, proof=proof)
 

@@ -16,9 +16,13 @@ from boot_fake import Dialect, Facts, Toy
 
 from evenhand.boot import port as ports
 from evenhand.boot import proc
-from evenhand.boot.leg import Running, warnings_in
-from evenhand.engines.base import Post
+from evenhand.boot.guardian import Guardian
+from evenhand.boot.leg import LegName, Running, boot_leg, warnings_in
+from evenhand.engines.base import PoolRequest, Post, Settings
+from evenhand.engines.registry import engine
 from evenhand.records import LegRow
+from evenhand.scenario import Deadlines
+from evenhand.tiny_model import write_tiny_model
 
 Boot = Callable[..., Running | LegRow]
 
@@ -324,3 +328,22 @@ def test_ports_are_given_back(boot: Boot) -> None:
     assert leg.port in ports._held
     leg.stop()
     assert leg.port not in ports._held
+
+
+@pytest.mark.e2e
+def test_the_embedded_engine_boots_and_goes(guardian: Guardian, tmp_path: Path) -> None:
+    """The double of every other test: ready by the same proof, read back, gone."""
+    model = tmp_path / "tiny"
+    write_tiny_model(model, "dense")
+    settings = Settings(model=str(model), served_name="tiny", seats=4, context=1024, pool=PoolRequest(blocks=200))
+    leg = running(
+        boot_leg(
+            guardian, engine("reference"), settings, tmp_path / "000-A", LegName(leg=0, arm="A"), Deadlines(), lock_dir=tmp_path
+        )
+    )
+    assert leg.check() is None
+    assert leg.pool is not None
+    assert leg.pool.blocks == 200
+    assert leg.seats == 4
+    row = leg.stop()
+    assert (row.outcome, row.survivors, row.log_errors) == ("ok", [], 0)

@@ -76,10 +76,11 @@ def test_a_patched_arm_runs_the_patch_and_proves_it(site: Path, tmp_path: Path) 
 
 
 def test_a_baseline_runs_the_same_files_unchanged(site: Path, tmp_path: Path) -> None:
-    overlay = build_overlay(site / "toy", tmp_path / "overlay", None, touch=["core.py", "new.py"])
+    overlay = build_overlay(site / "toy", tmp_path / "overlay", None, touch=["core.py", "new.py", "fresh/new.py"])
     assert run(overlay, site).split()[:2] == ["1", "2"]
     (row,) = overlay.finish(tmp_path)
     assert row.overlay_sha256 == row.loaded_sha256 == row.installed_sha256_before
+    assert not (overlay.folder / "toy" / "fresh").exists()
     plain = build_overlay(site / "toy", tmp_path / "plain", None)
     assert (plain.folder / "toy").is_symlink()
     assert run(plain, site).split()[2] == str(plain.folder / "toy" / "__init__.py")
