@@ -10,7 +10,7 @@ from evenhand.judge.columns import Reader
 from evenhand.judge.exact import ExactPeak, Retained, exact_peak, lost_rows, retained, silence
 from evenhand.judge.gauges import blocks_of, pool_peak, settled
 from evenhand.judge.ladder import LadderRow, judge_cell
-from evenhand.judge.stats import median
+from evenhand.judge.stats import change, median
 from evenhand.judge.view import JudgeRow, RunView
 from evenhand.records import HAS_FIGURES, CellRow, LegRow
 
@@ -263,7 +263,7 @@ def _paired(
         baseline_blocks=base,
         candidate_blocks=cand,
         blocks=cand - base,
-        change=cand / base - 1 if base else None,
+        change=change(base, cand).value,
         ratio=cand / base if base else None,
         extra_tokens_per_prompt_token=(base - cand) * tokens / prompt if tokens and prompt else None,
     )

@@ -23,7 +23,6 @@ from evenhand.judge.outputs import OutputsResult
 from evenhand.judge.pressure import PairedPressure, PressureRow
 from evenhand.judge.timing import Status, TimingResult
 from evenhand.judge.view import JudgeRow
-from evenhand.records import HAS_FIGURES
 
 VERDICT_SCHEMA = 1
 """Raised when a field changes its meaning."""
@@ -129,28 +128,3 @@ def write(path: Path, verdict: Verdict) -> Path:
     temporary.write_bytes(encode(verdict))
     temporary.replace(file)
     return file
-
-
-class Unmet(JudgeRow, frozen=True, kw_only=True):
-    """A cell of a plain run that ended otherwise than wanted."""
-
-    arm: str
-    cell: str
-    outcome: str
-    expected: str | None = None
-    reason: str | None = None
-
-
-def run_exit(rows: Iterable[LadderRow | PressureRow], expect: dict[str, str]) -> tuple[int, list[Unmet]]:
-    """Exit code of `evenhand run`: 0 when every cell has figures or ended as the scenario expects, else 2 with those cells.
-
-    `expect`: "ARM@CONCURRENCY" or "ARM@pressure/LENGTH" -> outcome.
-    """
-    unmet = []
-    for row in rows:
-        wanted = expect.get(f"{row.arm}@{row.cell}")
-        if wanted is None and isinstance(row, LadderRow):
-            wanted = expect.get(f"{row.arm}@{row.concurrency}")
-        if row.outcome not in HAS_FIGURES and row.outcome != wanted:
-            unmet.append(Unmet(arm=row.arm, cell=row.cell, outcome=row.outcome, expected=wanted, reason=row.reason))
-    return (2 if unmet else 0), unmet

@@ -3,10 +3,9 @@
 import pytest
 from judge_runs import S, cell, failed, leg, manifest, request, run, sample
 
-from evenhand.judge.arms import by_arm, different_work, ranking
+from evenhand.judge.arms import by_arm, different_work, ranking, speed_ratio
 from evenhand.judge.ladder import ladder_rows
 from evenhand.judge.trace import trace
-from evenhand.judge.verdict import run_exit
 from evenhand.records import Lag, Pool
 
 
@@ -242,16 +241,26 @@ def test_b81_half_a_rung_is_no_rung():
     assert "4 of 10" in row.reason
 
 
-def test_refusals_pass_the_exit_code_where_expected():
+def test_a_refusal_is_a_row_without_figures():
     made = run(
         legs=[leg(outcome="refused")],
         cells=[cell("ladder/c=32", outcome="refused", reason="43.40 GiB needed", concurrency=32)],
     )
-    rows = by_arm(made)
-    assert rows[0].tokens_per_s is None
-    assert run_exit(rows, {"base@32": "refused"}) == (0, [])
-    code, unmet = run_exit(rows, {})
-    assert (code, unmet[0].outcome) == (2, "refused")
+    row = by_arm(made)[0]
+    assert (row.outcome, row.reason, row.has_figures, row.tokens_per_s) == ("refused", "43.40 GiB needed", False, None)
+
+
+def test_b64_speeds_are_averaged_over_matched_rungs_only():
+    """B64: a rung that failed or is missing on one side is named, never averaged in."""
+    cells, rows = [], []
+    for n, arm in enumerate(("base", "new")):
+        for c in (1, 8):
+            bad = arm == "new" and c == 8
+            cells.append(cell(f"ladder/c={c}", n, arm, planned=1, lag=None, restarted=bad, end_ns=S * c * (n + 1)))
+            rows.append(request(f"ladder/c={c}#0", leg=n, arm=arm))
+    made = run(legs=[leg(0), leg(1, "new")], cells=cells, requests=rows)
+    got = speed_ratio(by_arm(made), "base", "new")
+    assert (got.ratio, got.pairs, got.only_a) == (0.5, 1, ["ladder/c=8"])
 
 
 def test_legs_of_an_arm_are_summed_up():
