@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import msgspec
 
 from evenhand import scenario as sc
 from evenhand.boot.device import wait_released
+from evenhand.boot.lock import holder, lock
 from evenhand.boot.overlay import Overlay, build_overlay
 from evenhand.boot.patches import Patches, read_patches
 from evenhand.engines import engine_for
@@ -18,7 +20,8 @@ from evenhand.engines.base import COMPILE_CACHES, Capabilities, Engine, EngineEr
 from evenhand.hashes import cache_folder, hash_files
 from evenhand.plan import LegPlan, Plan, arm_named, settings_for
 from evenhand.records import LegRow
-from evenhand.watch.nvml import used_bytes
+from evenhand.store import OVERLAYS, safe_name
+from evenhand.watch.nvml import used_bytes, visible_uuids
 
 PROBE_LOG = "EVENHAND_PROBE_LOG"
 """Where the in-engine probe writes."""
@@ -101,7 +104,7 @@ class ArmPreparer:
 
     @contextlib.contextmanager
     def prepare(self, leg: LegPlan, folder: Path) -> Iterator[Prepared]:
-        """The surroundings of a leg; the overlay is removed when the leg ends (its proof is in the leg's row)."""
+        """The surroundings of a leg. Raises EngineError when another harness holds one of its devices."""
         arm = arm_named(self._scenario, leg.arm)
         settings = settings_for(self._scenario, arm, leg.seats)
         adapter = engine_for(arm.engine, settings)
@@ -116,11 +119,9 @@ class ArmPreparer:
                 place.mkdir(parents=True, exist_ok=True)
                 env[name] = str(place)
         capabilities = self.capabilities.get(leg.arm) or Capabilities()
-        try:
+        with _devices_locked(settings):
             overlay = self._overlay(leg.arm, adapter, settings, folder)
             yield Prepared(adapter, settings, capabilities, overlay, env, python_path, self._scenario.deadlines.release_s)
-        finally:
-            shutil.rmtree(folder / "overlay", ignore_errors=True)
 
     def _overlay(self, arm: str, adapter: Engine, settings: Settings, folder: Path) -> Overlay | None:
         """Both arms of a gate run from an overlay; the baseline's holds the same files unpatched, so that both prove alike."""
@@ -129,9 +130,32 @@ class ArmPreparer:
         if package is None or (self._plan.kind != "gate" and patches is None):
             return None
         touched = sorted({path for other in self._patches.values() if other is not None for path in other.files})
-        return build_overlay(Path(package), folder / "overlay", patches, touched)
+        # one path for all boots of an arm: compile caches are keyed by the paths of the sources
+        place = self._run / OVERLAYS / safe_name(arm)
+        place.parent.mkdir(exist_ok=True)
+        return build_overlay(Path(package), place, patches, touched, proof=folder / "loadproof.jsonl")
 
     def close(self) -> None:
-        """Remove the run's compile caches."""
+        """Remove the run's overlays (their proof is in the legs' rows) and compile caches."""
+        shutil.rmtree(self._run / OVERLAYS, ignore_errors=True)
         if self._caches is not None:
             shutil.rmtree(self._caches, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _devices_locked(settings: Settings) -> Iterator[None]:
+    """Hold the leg's devices against other harnesses of this user; nothing to hold where the engine starts nothing."""
+    held: list[int] = []
+    try:
+        for uuid in [] if settings.url else visible_uuids(settings.env.get("CUDA_VISIBLE_DEVICES"), "PCI_BUS_ID"):
+            descriptor = lock(f"gpu-{uuid}")
+            if descriptor is None:
+                raise EngineError(
+                    f"device {uuid} is in use by another evenhand (pid {holder(f'gpu-{uuid}')}); wait for it, or give this run "
+                    "other devices with CUDA_VISIBLE_DEVICES in the arm's env"
+                )
+            held.append(descriptor)
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)

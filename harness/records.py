@@ -20,7 +20,8 @@ A run directory holds:
         scrapes.jsonl.gz raw /metrics bodies
         gpu.jsonl        GpuRow
         probe.jsonl      rows of the in-engine probe, where there is one
-        overlay/         the arm's overlay (links), removed when the leg ends; proof is in the LegRow
+        loadproof.jsonl  what the engine's processes loaded of the patched modules
+    overlay/             the arms' overlays (links) while the run is on; their proof is in the LegRows
     before-resume-N/     what an interrupted start left of legs that were measured again: kept, never judged
     requests.parquet, samples.parquet   columnar copies made at the end
     sha256.json          path -> sha256 of every file above, written last

@@ -25,6 +25,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 SUMS = "sha256.json"
 _UNSEALED = {SUMS, "verdict.json", "verdict.md", "junit.xml"}
 """Written by judging, or the list itself: not part of what was measured."""
+OVERLAYS = "overlay"
+"""Folder of the arms' overlays (links) while a run is on."""
 TABLES = "tables"
 """Folder of what show writes into a run; not part of what was measured either."""
 
@@ -448,7 +450,7 @@ def _hash(file: Path) -> str:
 def _measured_files(path: Path) -> list[Path]:
     found = []
     for folder, folders, names in os.walk(path, followlinks=False):
-        folders[:] = sorted(f for f in folders if f not in ("overlay", TABLES))
+        folders[:] = sorted(f for f in folders if f not in (OVERLAYS, TABLES))
         for name in sorted(names):
             file = Path(folder) / name
             if name.endswith(".tmp") or (Path(folder) == path and name in _UNSEALED):

@@ -233,3 +233,17 @@ def used_bytes(visible: str | None, order: str | None = None) -> int | None:
         return None
     finally:
         lib.nvmlShutdown()
+
+
+def visible_uuids(visible: str | None, order: str | None = None) -> list[str]:
+    """UUIDs of the devices a leg sees, for locks between harnesses; empty where there is no NVML."""
+    try:
+        lib = load()
+    except NvmlError:
+        return []
+    try:
+        return [device.uuid for device in devices(lib, visible, order).devices]
+    except lib.NVMLError:
+        return []
+    finally:
+        lib.nvmlShutdown()
