@@ -303,12 +303,11 @@ class Warden:
                 pass
 
     def _keepers(self, ready: set[int]) -> None:
-        for one in self.kept.values():
-            if one.open and one.report in ready:
-                messages = one.read()
-                if not one.open:
-                    self.poller.unregister(one.report)
-                one.take(messages)
+        for one in [kept for kept in self.kept.values() if kept.open and kept.report in ready]:
+            messages = one.read()
+            if not one.open:
+                self.poller.unregister(one.report)
+            one.take(messages)
         self._reap()
         if any(not one.open and one.stopped is None for one in self.kept.values()):
             self._strays()
