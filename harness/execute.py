@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -23,7 +24,7 @@ from evenhand.plan import Plan
 from evenhand.progress import Event, Listener
 from evenhand.records import Manifest
 from evenhand.stop import Stop
-from evenhand.store import RunWriter, write_atomic
+from evenhand.store import RunWriter, StoreError, write_atomic
 
 
 def utc_now() -> str:
@@ -122,10 +123,19 @@ def execute(
         else:
             writer, done = prepare(resume, scenario, plan)
         listener(Event(what="start", text=str(writer.path)))
-        status = "failed"
         try:
             status = Campaign(scenario, plan, writer, stop, listener, done).run()
-        finally:
-            writer.finish(status, utc_now())
-            listener(Event(what="end", outcome=status, text=str(writer.path)))
+        except BaseException as error:
+            with contextlib.suppress(StoreError):  # the first cause is the one to tell
+                writer.finish("failed", utc_now())
+            listener(Event(what="end", outcome="failed", text=str(writer.path)))
+            if isinstance(error, OSError):
+                where = f" ({error.filename})" if error.filename else ""
+                raise StoreError(
+                    f"the run failed: {error.strerror or error}{where}; what was written before is kept, "
+                    f"mend the cause and run again with --resume {writer.path}"
+                ) from error
+            raise
+        writer.finish(status, utc_now())
+        listener(Event(what="end", outcome=status, text=str(writer.path)))
     return writer.path, stop.exit_code if stop.is_set() else None

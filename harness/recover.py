@@ -15,7 +15,7 @@ from evenhand.engines import engine_for
 from evenhand.engines.base import Capabilities
 from evenhand.plan import Plan, settings_for
 from evenhand.records import CellRow
-from evenhand.store import RunWriter, StoreError, lock_run, open_run
+from evenhand.store import RunWriter, StoreError, lock_run, mend, open_run
 
 
 def recover(path: Path) -> int:
@@ -32,9 +32,14 @@ def recover(path: Path) -> int:
     if lock is None:
         return 0  # its harness is still at work: what has ended so far can be judged, nothing may be touched
     os.close(lock)
+    if not os.access(path, os.W_OK):
+        return 0  # a read-only disk: what is there is judged as it is
     stored = {(row.leg, row.cell, row.repeat, row.index) for row in run.requests()}
     ended = {(row.leg, row.cell, row.repeat) for row in run.cells}
     writer = RunWriter(path, run.manifest)
+    for file in [*path.glob("*.jsonl"), *(f for n in run.leg_numbers() for f in path.glob(f"{n:03d}-*/*.jsonl"))]:
+        if not file.is_symlink() and not file.parent.is_symlink():
+            mend(file)
     back = 0
     for number in run.leg_numbers():
         folder = run.leg_folder(number)

@@ -111,7 +111,10 @@ class RunWriter:
         """Write the manifest beside itself and rename it into place."""
         if changes:
             self.manifest = msgspec.structs.replace(self.manifest, **changes)
-        write_atomic(self.path / "manifest.json", msgspec.json.format(encode(self.manifest), indent=1))
+        write_atomic(self.path / "manifest.json", self._manifest_bytes())
+
+    def _manifest_bytes(self) -> bytes:
+        return msgspec.json.format(encode(self.manifest), indent=1)
 
     def leg_folder(self, leg: int, arm: str) -> Path:
         """The folder of a leg, made on first use."""
@@ -164,25 +167,37 @@ class RunWriter:
         self._files.clear()
 
     def finish(self, status: str, ended_utc: str) -> None:
-        """Columnar copies, the final manifest, and the sha256 of every file."""
+        """Columnar copies, the sha256 of every file, and last the final manifest: a run that says it ended is sealed."""
         try:
             self._close_files()
-            self.save_manifest(status=status, ended_utc=ended_utc)
             try:
                 columnar(self.path)
+                failure = None
             except (OSError, ValueError, TypeError, OverflowError) as error:
-                seal(self.path)
+                failure = error
+            self.manifest = msgspec.structs.replace(self.manifest, status=status, ended_utc=ended_utc)
+            data = self._manifest_bytes()
+            seal(self.path, {"manifest.json": hashlib.sha256(data).hexdigest()})
+            write_atomic(self.path / "manifest.json", data)
+            if failure is not None:
                 raise StoreError(
-                    f"rows are safe as JSON lines, but no Parquet copy could be made in {self.path}: {error}"
-                ) from error
-            seal(self.path)
+                    f"rows are safe as JSON lines, but no Parquet copy could be made in {self.path}: {failure}"
+                ) from failure
         finally:
             self.close()
 
 
+def mend(file: Path) -> None:
+    """Cut off a torn last line. Raises StoreError."""
+    try:
+        os.close(_open_mended(file))
+    except OSError as error:
+        raise StoreError(f"cannot mend {file}: {error.strerror or error}") from error
+
+
 def _open_mended(file: Path) -> int:
     """Open for appending; a torn last line of an earlier, killed run is cut off so that the next row stands alone."""
-    fd = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    fd = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     size = os.fstat(fd).st_size
     if size and os.pread(fd, 1, size - 1) != b"\n":
         data = file.read_bytes()
@@ -461,19 +476,23 @@ def _measured_files(path: Path) -> list[Path]:
     return found
 
 
-def seal(path: Path) -> None:
-    """Write sha256.json over every measured file."""
-    sums = {str(file.relative_to(path)): _hash(file) for file in _measured_files(path)}
+def seal(path: Path, known: dict[str, str] | None = None) -> None:
+    """Write sha256.json over every measured file; `known` sums are of files that are about to be written."""
+    sums = {str(file.relative_to(path)): _hash(file) for file in _measured_files(path)} | (known or {})
     write_atomic(path / SUMS, msgspec.json.format(msgspec.json.encode(sums, order="sorted"), indent=1))
 
 
 def changed_files(path: Path) -> list[str]:
-    """Files that differ from what the run sealed, each with how ("changed", "missing", "added"); empty when it sealed none."""
+    """Files that differ from what the run sealed, each with how ("changed", "missing", "added"); empty when it sealed none.
+
+    Raises StoreError when the list itself cannot be read.
+    """
     file = path / SUMS
-    if not file.is_file() or file.is_symlink():
-        return []
     try:
-        sums = msgspec.json.decode(file.read_bytes(), type=dict[str, str])
+        with plain(file) as stream:
+            sums = msgspec.json.decode(stream.read(), type=dict[str, str])
+    except FileNotFoundError:
+        return []
     except (*_NOT_ROWS, OSError) as error:
         raise StoreError(f"{file} cannot be read: {error}") from error
     present = {str(f.relative_to(path)): f for f in _measured_files(path)}

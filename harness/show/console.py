@@ -21,7 +21,7 @@ from evenhand.show.pressure import pressure_table
 from evenhand.show.table import Table, as_csv, as_markdown, as_text
 from evenhand.show.tables import client_table, ledger_table, refusal_table
 from evenhand.show.verdict_md import verdict_text, write_verdict_files
-from evenhand.store import TABLES, Run, StoreError, changed_files, open_run, write_atomic
+from evenhand.store import SUMS, TABLES, Run, StoreError, changed_files, open_run, subfolder, write_atomic
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,11 +106,13 @@ def summarise(path: Path) -> tuple[str, int]:
     if changed:
         lines.append(f"evidence changed since it was sealed: {', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}")
         code = code or 2
+    if not (path / SUMS).exists() and run.manifest.status in ("finished", "interrupted"):
+        lines.append(f"the list of the run's sha256 is gone ({SUMS}): whether its evidence changed cannot be told")
+        code = code or 2
     width = max(100, min(shutil.get_terminal_size((140, 40)).columns, 200))
     parts = [as_text(table, width) for table in found.console]
     try:
-        folder = path / TABLES
-        folder.mkdir(exist_ok=True)
+        folder = subfolder(path, TABLES)
         write_atomic(folder / "tables.md", "\n\n".join(as_markdown(table) for table in found.tables).encode() + b"\n")
         for table in found.tables:
             write_atomic(folder / f"{table.title.split()[0].lower()}.csv", as_csv(table).encode())

@@ -80,19 +80,23 @@ def wait_for(what: Callable[[], Any], why: str, limit_s: float = PATIENCE_S) -> 
     return found
 
 
-class Ended:
-    """A command that ended."""
+class Ended(str):
+    """A command that ended; as text it tells everything, so that a failing assertion does."""
 
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
+    code: int
+    out: str
+    err: str
+
+    def __new__(cls, code: int, out: str, err: str) -> Ended:
+        """What it said and how it ended."""
+        made = super().__new__(cls, f"exit code {code}\n--- stdout\n{out}\n--- stderr\n{err}")
+        made.code, made.out, made.err = code, out, err
+        return made
 
     @property
     def all(self) -> str:
         """Both streams."""
         return self.out + self.err
-
-    def __repr__(self) -> str:
-        return f"exit code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
 
 
 class Cli:
