@@ -40,7 +40,7 @@ def gallery(judged: Judged) -> Iterator[Shown]:
 
     notes = [SIMULATED] if judged.simulated else []
     curves = _curves(judged)
-    if curves:
+    if len({point.concurrency for curve in curves for point in curve.points}) > 1:  # one rung is no curve
         yield Shown(
             slug="ladder-throughput",
             title="Throughput against speed per stream",
@@ -143,7 +143,8 @@ def _usable(leg: LegRow) -> int | None:
 
 def _highest(rows: Sequence[PressureRow], cell: str, arm: str) -> PressureRow | None:
     mine = [row for row in rows if row.cell == cell and row.arm == arm]
-    return max(mine, key=lambda row: (row.blocks or 0, row.peak_share or 0.0, -row.leg), default=None)
+    # of boots with the same exact peak the one that was sampled best
+    return max(mine, key=lambda row: (row.blocks or 0, -(row.unsampled_share or 0.0), row.peak_share or 0.0), default=None)
 
 
 def _usage(judged: Judged, row: PressureRow, leg: LegRow, cell: CellRow, in_blocks: bool) -> Series:

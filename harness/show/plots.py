@@ -137,6 +137,8 @@ def ladder_throughput(curves: Sequence[LadderCurve], *, notes: Sequence[str] = (
     near = [point.stream_tps for curve in curves for point in curve.points if point.stream_tps is not None]
     if not near or min(near) < 0.5 * max(near):
         axis.set_xlim(left=0)
+    elif max(near) < 1.1 * min(near):  # a difference of a per cent must not look like one of a half
+        axis.set_xlim(0.9 * min(near), 1.1 * max(near))
     axis.set_ylim(bottom=0)
     _label(axis, labels)
     plain(axis, x="tokens/s per stream", y="tokens/s in total")
@@ -331,7 +333,7 @@ def paired_differences(metrics: Sequence[PairedMetric], *, notes: Sequence[str] 
         if metric.margin is not None:
             axis.plot([100 * metric.margin] * 2, [y - 0.38, y + 0.38], color=WARN, linestyle="--", linewidth=1.6, zorder=2)
     axis.axvline(0, color=INK, linewidth=0.9)
-    plain(axis, x="difference of B from A, % (right of zero is worse)", y="")
+    plain(axis, x="change of the candidate against the baseline, % (right of zero is worse)", y="")
     axis.set_yticks(range(len(metrics)), [f"{m.name}\n{m.verdict}" if m.verdict else m.name for m in metrics])
     axis.grid(visible=False, axis="y")
     axis.set_ylim(len(metrics) - 0.5, -0.5)

@@ -30,7 +30,7 @@ def _out(command: Sequence[str]) -> str:
 
 def scenario_note(manifest: Manifest) -> str:
     """Which scenario, and where it stands."""
-    name = manifest.scenario_file or "the scenario"
+    name = manifest.scenario_file or "no scenario file"
     overrides = f", overridden by {' '.join(manifest.overrides)}" if manifest.overrides else ""
     return (
         f"{name}{overrides}; as resolved it is in manifest.json, sha256 {manifest.scenario_sha256[:16]}, seed {manifest.seed}. "

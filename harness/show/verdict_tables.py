@@ -29,7 +29,10 @@ PER_ARM = frozenset(f"env {name}" for name in COMPILE_CACHES)
 
 def signed_percent(share: float | None) -> str:
     """ "-40.5" for -0.405; "-" for null."""
-    return "-" if share is None else f"{share * 100:+.1f}"
+    if share is None:
+        return "-"
+    text = f"{share * 100:+.1f}"
+    return "0.0" if float(text) == 0 else text
 
 
 def rules_table(verdict: Verdict) -> Table:
@@ -142,7 +145,7 @@ def _paired_line(row: PairedPressure, plain: bool) -> list[str]:
         whole(row.prompt_tokens),
         whole(row.baseline_blocks),
         whole(row.candidate_blocks),
-        f"{row.blocks:+d}" if row.blocks is not None else "-",
+        "-" if row.blocks is None else (f"{row.blocks:+d}" if row.blocks else "0"),
         signed_percent(row.change),
         "-" if row.ratio is None else f"{row.ratio:.3f}",
         ("exact" if row.exact else "sampled") if judged else "-",

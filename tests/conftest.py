@@ -1,0 +1,32 @@
+"""With EVENHAND_NO_SKIP=1 a skip is a failure: a target that was told to run something may not pass without it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+NO_SKIP = os.environ.get("EVENHAND_NO_SKIP") == "1"
+
+
+def _forbid(report: Any) -> None:
+    if NO_SKIP and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"EVENHAND_NO_SKIP=1, but this was skipped: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+    report = yield
+    _forbid(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, Any, Any]:
+    report = yield
+    _forbid(report)
+    return report
