@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 from real_runs import PATCHES, Ended
 
-from evenhand.judge.exact import retained
 from evenhand.predict.peaks import Rule, prefill_ends
 from evenhand.store import Run
 
@@ -48,16 +47,20 @@ def test_one_build_against_itself_passes(same_gate: Ended) -> None:
         assert len({*row.baseline_each, *row.candidate_each}) == 1
 
 
-def state_steps(prompt: int, output: int, batch: int, block: int) -> int:
+def states_written(prompt: int, output: int, batch: int, block: int) -> int:
     """Blocks into which one state group writes over a request: one per prefill step, and one per block that decoding enters."""
     ends = [*prefill_ends(prompt, Rule(block=block, batch=batch, in_flight=False)), *range(prompt + 1, prompt + output + 1)]
     return len({(end - 1) // block for end in ends})
 
 
-def most_held(run: Run, arm: str, cell: str) -> int:
-    """Most state blocks that a request of a pressure cell held in one group, in any boot of the arm."""
-    cells = [c for c in run.cells if c.arm == arm and c.cell == cell]
-    return max(series.most for c in cells for series in retained(run.probe(c.leg), c))
+def most_held(run: Run, arm: str, cell: str) -> set[int]:
+    """Most state blocks that a request of a pressure cell held in one group, in each boot and pass of the arm."""
+    found = set()
+    for c in run.cells:
+        if (c.arm, c.cell) == (arm, cell) and c.start_ns and c.end_ns:
+            rows = [row for row in run.probe(c.leg) if "request" in row and c.start_ns <= row["t_ns"] <= c.end_ns]
+            found.add(max(max(row["state"]) for row in rows))
+    return found
 
 
 def test_a_patch_that_keeps_every_state_fails_by_the_blocks_it_keeps(keep_gate: Ended) -> None:
@@ -79,11 +82,11 @@ def test_a_patch_that_keeps_every_state_fails_by_the_blocks_it_keeps(keep_gate: 
         assert f"{row.candidate_blocks}" in text
         (output,) = {c.output_tokens for c in run.cells if c.cell == row.cell}
         assert output is not None
-        # a real allocator holds what the arithmetic says, one block of slack; and it is kept in every group
-        kept = state_steps(row.prompt_tokens, output, 1024, 256)
-        assert abs(most_held(run, "candidate", row.cell) - kept) <= 1
-        assert most_held(run, "baseline", row.cell) <= 2
-        assert abs(row.candidate_blocks - (-(-(row.prompt_tokens + output) // 256) + GROUPS * kept)) <= 1
+        (held,) = most_held(run, "candidate", row.cell)
+        assert most_held(run, "baseline", row.cell) == {2}
+        # a release may end its last prefill step but one inside a block: then one state fewer is written than predicted
+        assert 0 <= states_written(row.prompt_tokens, output, 1024, 256) - held <= 1
+        assert row.candidate_blocks == -(-(row.prompt_tokens + output) // 256) + GROUPS * held
 
 
 def test_the_patched_modules_are_proved_and_the_installation_is_untouched(keep_gate: Ended) -> None:
