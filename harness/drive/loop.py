@@ -30,7 +30,9 @@ _BACK_OFF_NS = 100_000_000
 _ALIVE_NS = 500_000_000
 _PROGRESS_NS = 250_000_000
 _SPILL_PER_PASS = 4
-"""Exchanges written between two looks at the sockets: a quarter of a millisecond."""
+"""Exchanges written between two looks at the sockets while these are quiet."""
+_SPILL_PER_TICK = 64
+"""Exchanges written each TICK_NS when they never are."""
 
 
 class Stop(Protocol):
@@ -392,7 +394,7 @@ class Rung:
             now = now_ns()
             if events:
                 batches.append(now - woke)
-            if self._finished:
+            elif self._finished:  # nobody is waiting to be read
                 self._write_finished(_SPILL_PER_PASS)
                 now = now_ns()
             if self._all_done():
@@ -413,7 +415,8 @@ class Rung:
         return self._all_taken() or self._ending
 
     def _write_finished(self, most: int | None = None) -> None:
-        """Spill finished exchanges, `most` at a time: streams that end in lock step must not hold up the reads of the next."""
+        """Spill finished exchanges, `most` at a time, in a quiet moment or at the next tick: those of streams that end in lock
+        step must not hold up the reads and sends of the others."""
         self._clock.check()
         steps = [tuple(step) for step in self._clock.steps]
         batch, self._finished = self._finished[:most], self._finished[most:] if most is not None else []
@@ -424,7 +427,7 @@ class Rung:
 
     def _tick(self, now: int) -> bool:
         """Deadlines, clock, death, stop, progress. False ends the rung."""
-        self._clock.check()
+        self._write_finished(_SPILL_PER_TICK)
         if self._stop is not None and self._stop.is_set():
             self.figures.interrupted = True
             self._end_all("interrupted", interrupted=True)
@@ -440,6 +443,8 @@ class Rung:
         for link in self._links:
             if (reason := overdue(link, now, self._deadlines)) is not None:
                 link.give_up(reason)
+            else:
+                link.catch_up()
         if self._retry:
             late = [link for at, link in self._retry if at <= now]
             self._retry = [(at, link) for at, link in self._retry if at > now]

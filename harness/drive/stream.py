@@ -357,6 +357,11 @@ class Link:
         if closed and self.sock is not None:
             self._eof()
 
+    def catch_up(self) -> None:
+        """Let the message end see the reads that were only stored, so that little is left for the moment it comes."""
+        if self.lazy and self._fed < len(self.reads):
+            self._feed()
+
     def _feed(self) -> None:
         """Let the message end see what it has not seen."""
         end = self._end

@@ -1,8 +1,8 @@
 """This client against its peers on one calibration server, in one run: `python tests/benchmarks/client.py [PART...]`.
 
-Parts: c32, c256 (stamp error and CPU per event, medians of interleaved rounds), held (highest event rate), tools (whole tools: TTFT error,
-load time, CPU, memory). Peers get environments of their own under ~/.cache/evenhand/. Server and clients are pinned to one core each
-where there are two.
+Parts: c32, c256 (stamp error and CPU per event, medians of interleaved rounds), held (highest event rate), tools (whole tools:
+TTFT error, load time, CPU, memory). Peers get environments of their own under ~/.cache/evenhand/. Server and clients are pinned
+to one core each where there are two.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def compare(concurrency: int, step_s: float, laps: int, rounds: int) -> str:
         server.__exit__(None, None, None)
     ours = {key: median(found[OURS], key) for key in ("cpu_us", "p50_us", "p99_us")}
     lines = [
-        f"c={concurrency}, a step each {step_s * 1e3:g} ms, one event a write, medians of {rounds} interleaved rounds, one core each",
+        f"c={concurrency}, a step each {step_s * 1e3:g} ms, one event a write; medians of {rounds} interleaved rounds; a core each",
         "",
         "| client | stamp error p50, us | p99, us | p50 over evenhand's | CPU per event, us | evenhand's CPU over it |",
         "|---|---:|---:|---:|---:|---:|",

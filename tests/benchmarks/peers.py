@@ -1,6 +1,6 @@
 """Peer clients on the calibration server, each as its users would write it. Run by client.py in an environment of its own.
 
-`python peers.py CLIENT URL CONCURRENCY LAPS TOKENS` prints one JSON object: CPU while loading, wall time, and the error of every
+`python peers.py CLIENT URL CONCURRENCY LAPS TOKENS` prints one JSON object: CPU while loading, wall time, and the error of each
 event's stamp (time.time_ns when the client has the event) against the stamp that the server wrote into it.
 """
 
