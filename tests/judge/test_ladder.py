@@ -5,7 +5,6 @@ from judge_runs import S, cell, failed, leg, manifest, request, run, sample
 
 from evenhand.judge.arms import by_arm, different_work, ranking, speed_ratio
 from evenhand.judge.ladder import ladder_rows
-from evenhand.judge.trace import trace
 from evenhand.records import Lag, Pool
 
 
@@ -286,10 +285,9 @@ def test_gaps_leave_coalesced_events_out():
     assert row.gap_p99_s is None
 
 
-def test_b50_gaps_are_gaps():
-    """B50: breaks, a marker for a lonely point, and a peak that is only a lower bound."""
-    got = trace([(0, 0.2), (0.25, 0.2), (0.5, 0.2), (3.0, 0.8), (6.0, 0.3)], 0.25)
-    assert (got.gaps, got.longest_gap_s, got.peak) == (2, 3.0, 0.8)
-    assert [v is None for _, v in got.points] == [False, False, False, True, False, True, False]
-    assert got.lonely == [(3.0, 0.8), (6.0, 0.3)]
-    assert got.label == "lower bound: 92 % of the window unsampled"
+def test_b50_what_was_not_sampled_is_said():
+    """B50: a peak is a lower bound; 5.5 of 6.0 s had no sample."""
+    points = [(0, 0.2), (0.25, 0.2), (0.5, 0.2), (3.0, 0.8), (6.0, 0.3)]
+    row = rung(some(), [sample(t, usage=v) for t, v in points], end_ns=6 * S)
+    assert row.peak_pool_share == 0.8
+    assert row.unsampled_share == pytest.approx(5.5 / 6.0)
