@@ -1,7 +1,7 @@
-"""Whole tools on the calibration server: reported minus true TTFT, load time over ideal, time to the first request, CPU, memory.
+"""Whole tools on the calibration server: reported minus true TTFT, load time over ideal, first request, CPU, memory.
 
-Each tool runs as its users run it, closed loop, 100 tokens a request. The server logs when each request arrived and when its first
-event left. Tools do not say which of their requests was which, so reported and true times are compared in order of size.
+Each tool runs as its users run it, closed loop, 100 tokens a request. The server logs when each request arrived and when its
+first event left. Tools do not say which of their requests was which, so reported and true times are compared in order of size.
 A tool that is not installed, or that fails, is a row with the reason.
 """
 
@@ -148,7 +148,7 @@ def difference(reported: list[float], true: list[float]) -> tuple[float, float]:
 def tools(only: list[str] | None = None, concurrency: tuple[int, ...] = (32, 256), laps: int = 3) -> str:
     """The table."""
     lines = [
-        "| tool | c | reported - true TTFT p50 / p99, ms | load over ideal | first request after, s | CPU per event, whole run, us "
+        "| tool | c | reported - true TTFT p50 / p99, ms | load over ideal | first request, s | CPU per event, whole run, us "
         "| peak memory of one process, MB |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
