@@ -101,7 +101,7 @@ def compare(concurrency: int, step_s: float, laps: int, rounds: int) -> str:
         server.__exit__(None, None, None)
     ours = {key: median(found[OURS], key) for key in ("cpu_us", "p50_us", "p99_us")}
     lines = [
-        f"c={concurrency}, steps of {step_s * 1e3:g} ms, one event a write; medians of {rounds} interleaved rounds; a core each",
+        f"c={concurrency}, steps of {step_s * 1e3:g} ms, an event a write; medians of {rounds} interleaved rounds; a core each",
         "",
         "| client | stamp error p50, us | p99, us | p50 over evenhand's | CPU per event, us | evenhand's CPU over it |",
         "|---|---:|---:|---:|---:|---:|",
