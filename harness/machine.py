@@ -21,7 +21,33 @@ def describe() -> dict[str, Any]:
         "kernel": platform.release(),
         "system": platform.system(),
         "arch": platform.machine(),
+        "gpus": _gpus(),
     }
+
+
+def _gpus() -> list[dict[str, Any]]:
+    """Name, memory, power limit and driver of every GPU; empty where NVML does not answer."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no library, no driver: NVML raises its own kinds for both
+        return []
+    found: list[dict[str, Any]] = []
+    try:
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            row: dict[str, Any] = {"name": pynvml.nvmlDeviceGetName(handle), "uuid": pynvml.nvmlDeviceGetUUID(handle)}
+            row["memory_bytes"] = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+            found.append(
+                {key: text.decode() if isinstance(text, bytes) else text for key, text in row.items()} | {"driver": driver}
+            )
+    except pynvml.NVMLError:
+        pass
+    finally:
+        pynvml.nvmlShutdown()
+    return found
 
 
 def _cpu() -> str | None:
