@@ -61,6 +61,9 @@ def summary(run: Run) -> Summary:
     brief, whole = ledger_table(facts, simulated, brief=True), ledger_table(facts, simulated)
     rows: list[LadderRow | PressureRow] = [*ladder, *pressure, *reuse]
     lines, code = outcome_lines(rows, run.manifest.scenario.get("expect", {}))
+    if run.manifest.scenario.get("watch", {}).get("require_metrics") and (without := _without_metrics(run, reader)):
+        lines += [f"{text}; the scenario requires metrics" for text in without]
+        code = code or 2
     if run.partial:
         done, planned = len(rows), sum(len(leg["cells"]) for leg in run.manifest.plan.get("legs", []))
         lines.insert(0, f"partial: the run is marked {run.manifest.status}; {done} of {planned} cells have a row")
@@ -71,6 +74,16 @@ def summary(run: Run) -> Summary:
     return Summary(
         tables=[*tables, whole] if whole else tables, console=[*tables, brief] if brief else tables, lines=lines, code=code
     )
+
+
+def _without_metrics(run: Run, reader: Reader) -> list[str]:
+    """Arms of legs with figures but without one usable scrape, and why."""
+    found = {}
+    for leg in run.legs:
+        samples = reader.samples(leg.leg)
+        if leg.outcome in HAS_FIGURES and not any(sample.status == "ok" for sample in samples):
+            found[leg.arm] = f"{leg.arm}: /metrics {samples[-1].status if samples else 'was not scraped'}"
+    return list(found.values())
 
 
 def outcome_lines(rows: Sequence[LadderRow | PressureRow], expect: dict[str, str]) -> tuple[list[str], int]:

@@ -286,8 +286,11 @@ def draw(found: History, stem: Path) -> list[Path]:
     from evenhand.show import plots, style
 
     metric = METRICS[found.metric]
-    points = [_point(entry, changed) for entry, changed in zip(found.entries, found.changed, strict=True)]
-    if all(point.value is None for point in points):
+    names = {entry.scenario for entry in found.entries if entry.figures}
+    drawn = [(entry, changed) for entry, changed in zip(found.entries, found.changed, strict=True) if entry.scenario in names]
+    settings = [entry.setting for entry, _ in drawn]
+    points = [_point(entry, changed, bool(n) and settings[n] != settings[n - 1]) for n, (entry, changed) in enumerate(drawn)]
+    if not points:
         raise StoreError(f"no run has {metric.label} of {found.arm or 'any arm'} {found.cell}".rstrip())
     notes = [f"{found.arm} {found.cell}.", f"{_noise_words(found)}.".capitalize()]
     if any(entry.simulated for entry in found.entries):
@@ -299,7 +302,7 @@ def draw(found: History, stem: Path) -> list[Path]:
         raise StoreError(f"cannot write {stem}: {error.strerror or error}") from error
 
 
-def _point(entry: Entry, changed: bool) -> HistoryPoint:
+def _point(entry: Entry, changed: bool, apart: bool) -> HistoryPoint:
     values = [figure.value for figure in entry.figures]
     several = len(values) > 1
     return HistoryPoint(
@@ -308,4 +311,5 @@ def _point(entry: Entry, changed: bool) -> HistoryPoint:
         low=min(values) if several else None,
         high=max(values) if several else None,
         changed=changed,
+        apart=apart,
     )

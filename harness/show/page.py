@@ -110,6 +110,8 @@ def page_of(judged: Judged, changed: Sequence[str] = ()) -> Page:
     else:
         status = "partial" if run.partial else ("complete" if code == 0 and cells else "incomplete")
         line = f"{status}: {measured} of {planned} cells have figures"
+        expected = sum(text.startswith("as expected") for text in lines)
+        line += f", {expected} more ended as the scenario expects" if expected else ""
     begin, found = factored(verdict.claims) if verdict else ("", _ranked(judged))
     return Page(
         run=manifest.run,

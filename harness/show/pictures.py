@@ -119,6 +119,8 @@ class HistoryPoint(Picture, frozen=True, kw_only=True):
     high: float | None = None
     changed: bool = False
     """The change against the run before leaves the noise."""
+    apart: bool = False
+    """Another machine, model or workload than the run before: the line is cut."""
 
 
 def broken(series: Series) -> Broken:

@@ -416,7 +416,16 @@ def history(metric: str, unit: str, points: Sequence[HistoryPoint], *, notes: Se
     from matplotlib.lines import Line2D
 
     figure, (axis,) = grid(1, 1, row_in=3.0)
-    axis.plot(range(len(points)), [math.nan if p.value is None else p.value for p in points], color="#0a2f6b", marker="o")
+    xs: list[float] = []
+    ys: list[float] = []
+    for x, point in enumerate(points):
+        if point.apart and x:
+            axis.axvline(x - 0.5, color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)))
+            xs.append(x - 0.5)
+            ys.append(math.nan)
+        xs.append(x)
+        ys.append(math.nan if point.value is None else point.value)
+    axis.plot(xs, ys, color="#0a2f6b", marker="o")
     for x, point in enumerate(points):
         if point.value is None:
             axis.annotate("no figure", (x, 0.02), xycoords=axis.get_xaxis_transform(), ha="center", fontsize=7.5, color=MUTED)
@@ -428,12 +437,21 @@ def history(metric: str, unit: str, points: Sequence[HistoryPoint], *, notes: Se
                 [x], [point.value], marker="o", markersize=13, markerfacecolor="none", markeredgecolor=WARN, markeredgewidth=1.8
             )
     plain(axis, x="commit, oldest first", y=f"{metric}, {unit}")
-    axis.set_xticks(range(len(points)), [point.commit for point in points], rotation=35 if len(points) > 8 else 0)
+    step = max(1, math.ceil(len(points) / 16))
+    longest = max((len(point.commit) for point in points), default=0)
+    crowded = longest * min(len(points), 16) > 80
+    axis.set_xticks(
+        range(0, len(points), step), [point.commit for point in points[::step]], rotation=35 if crowded else 0,
+        ha="right" if crowded else "center", rotation_mode="anchor" if crowded else None,
+    )  # fmt: skip
     axis.margins(0.08, 0.15)
+    axis.set_xlim(-0.6, max(len(points), 1) - 0.4)
     ring = Line2D(
         [], [], marker="o", linestyle="", markersize=11, markerfacecolor="none", markeredgecolor=WARN, markeredgewidth=1.8
     )
     entries: list[tuple[Any, str]] = [(Line2D([], [], color="#0a2f6b", marker="o"), metric)]
+    if any(point.apart for point in points[1:]):
+        notes = [*notes, "Dotted: from there on another machine, model or workload."]
     if any(point.changed for point in points):
         entries.append((ring, "change that leaves the noise"))
     legend(figure, entries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from itertools import pairwise
 
 from evenhand.records import LegRow, Manifest
 
@@ -20,7 +21,7 @@ def commands(manifest: Manifest) -> list[str]:
 
 def _out(command: Sequence[str]) -> str:
     """The folder of runs that the command named, else the default."""
-    for word, following in zip(command, [*command[1:], ""], strict=True):
+    for word, following in pairwise([*command, ""]):
         if word == "--out" and following:
             return following.rstrip("/") or "/"
         if word.startswith("--out="):
