@@ -84,7 +84,7 @@ def judge_exit(
     log = log_text.clean(log)
     started = ready in log
     if started:
-        log = log[log.rindex(ready) + len(ready) :]
+        log = log[log.rindex(ready) + len(ready) :].partition("\n")[2]
     errors = log_text.exceptions(log, wrappers)
     if not errors:
         errors = log_text.lines_with(log, causes)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 LOG_NAME = "engine.log"
 _WARNING = re.compile(r"unknown\b.{0,40}\benvironment variable|\bis capped to\b", re.IGNORECASE)
 _WARNINGS_KEPT = 20
+CONFIRM_S = 0.1
+"""Between two looks at who listens on a port."""
 
 T = TypeVar("T")
 Role = Literal["warm_boot", "measure", "control"]
@@ -177,9 +179,15 @@ class Running:
         return self.alive() or self._intruder()
 
     def _intruder(self) -> str | None:
+        """Who else listens on our port. Looked at twice: while a process ends, its socket is seen without its holder."""
         if self.child is None or self.port is None:
             return None
         anybody, others = port.foreign(self.port, self.tree)
+        if others or not anybody:
+            time.sleep(CONFIRM_S)
+            if (dead := self.alive()) is not None:
+                return dead
+            anybody, others = port.foreign(self.port, self.tree)
         if others:
             return f"port {self.port} is also listened on by {port.holder_names(others)}"
         return None if anybody else f"the engine no longer listens on port {self.port}"

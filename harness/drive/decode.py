@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import httptools
 
+from evenhand.boot.environment import redact
 from evenhand.drive.clock import Step, to_monotonic
 from evenhand.drive.spill import Exchange, Head
 from evenhand.drive.sse import Splitter
@@ -251,6 +252,8 @@ def decode(head: Head, exchange: Exchange, dialect: Dialect) -> Decoded:
         tally.add(_chunk(dialect, event.payload), event)
     error_code, error_text = _error(stream, tally, dialect)
     reason = _failure(exchange, stream, tally)
+    if reason is not None:  # an engine may quote its own keys
+        reason, error_text = redact(reason), None if error_text is None else redact(error_text)
     outcome: Literal["ok", "failed", "interrupted"] = (
         "ok" if reason is None else "interrupted" if exchange.interrupted and tally.error is None else "failed"
     )

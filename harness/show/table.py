@@ -121,7 +121,7 @@ def as_csv(table: Table) -> str:
     for row in table.rows:
         cells = ["" if cell == "-" else clean(cell) for cell in row]
         # a spreadsheet must not run what an engine wrote
-        cells = ["'" + c if c[:1] in "=+@" or (c[:1] == "-" and not c[1:2].isdigit()) else c for c in cells]
+        cells = ["'" + c if c[:1] in ("=", "+", "@") or (c[:1] == "-" and not c[1:2].isdigit()) else c for c in cells]
         writer.writerow(cells + ([SIMULATED] if table.simulated else []))
     return buffer.getvalue()
 

@@ -30,16 +30,18 @@ def text(
     concurrency: tuple[int, ...] = (1, 4),
     requests: int = 8,
     output: int = 8,
-    base_s: float = 0.01,
-    arms: tuple[str, ...] = ("a",),
+    base_s: float = 0.02,
+    arms: Mapping[str, Mapping[str, Any]] | None = None,
     dialect: str = "vllm",
     more: str = "",
     deadlines: str = "stop_s = 2.0\nsettle_s = 1.0\nrelease_s = 1.0",
     top: str = "",
 ) -> str:
-    """A small scenario. `more` goes to the end, `top` before the first section."""
-    options = {"dialect": dialect, "clock": {"base_s": base_s}, "faults": dict(faults or {})}
-    sections = "".join(f'[[arm]]\nname = "{arm}"\nengine = "reference"\noptions = {toml(options)}\n' for arm in arms)
+    """A small scenario. `arms`: name -> faults (default: one arm "a" with `faults`). `top` comes first, `more` last."""
+    sections = ""
+    for arm, own in (arms or {"a": faults or {}}).items():
+        options = {"dialect": dialect, "clock": {"base_s": base_s}, "faults": dict(own)}
+        sections += f'[[arm]]\nname = "{arm}"\nengine = "reference"\noptions = {toml(options)}\n'
     return f"""name = "e2e"
 model = "{MODEL}"
 seats = 8
@@ -97,6 +99,11 @@ class Ended(str):
     def all(self) -> str:
         """Both streams."""
         return self.out + self.err
+
+    @property
+    def fine(self) -> bool:
+        """Every cell was measured. On a busy machine a rung may still be void because the client starved the engine."""
+        return self.code == 0 or (self.code == 2 and "the client starved the engine" in self.out and "partial" not in self.out)
 
 
 class Cli:

@@ -31,7 +31,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run; tests work on copies."""
     cli = Cli(tmp_path_factory.mktemp("finished"))
     ended = cli.run("run", cli.scenario(text(concurrency=(1, 2), requests=4, output=4)), "--out", "out")
-    assert ended.code == 0, ended
+    assert ended.fine, ended
     return only(cli.folder / "out")
 
 
@@ -81,7 +81,7 @@ def test_the_disk_fills_up_in_a_rung(cli: Cli, small_disk: Path) -> None:
     assert judged.code == 2, judged
     assert "partial" in judged.out
     resumed = cli.run("run", scenario, "--resume", run)
-    assert resumed.code == 0, resumed
+    assert resumed.fine, resumed
     assert {row["outcome"] for row in cells(run).values()} == {"ok"}
     assert len(requests(run)) == 16
 
@@ -128,7 +128,7 @@ def test_a_read_only_folder(cli: Cli, run: Path) -> None:
             for path in [folder, *folder.rglob("*")]:
                 path.chmod(0o555 if path.is_dir() else 0o444)
         judged = cli.run("judge", folder / "whole")
-        assert judged.code == 0, judged
+        assert judged.fine, judged
         assert "no tables written there" in judged.out
         judged = cli.run("judge", folder / "killed")
         assert judged.code == 2, judged

@@ -98,7 +98,7 @@ def test_kill_9_of_the_harness_in_a_rung_then_resume(cli: Cli) -> None:
     whole = cli.run(
         "run", cli.scenario(text(requests=12, output=4, faults={"grandchild": True}), "whole.toml"), "--out", "whole"
     )
-    assert whole.code == 0, whole
+    assert whole.fine, whole
     child = in_rung(cli)
     child.signal(signal.SIGKILL)
     child.end()
@@ -112,12 +112,12 @@ def test_kill_9_of_the_harness_in_a_rung_then_resume(cli: Cli) -> None:
     assert recovered
     assert all(r["outcome"] == "ok" for r in recovered)
     resumed = cli.run("run", cli.folder / "s.toml", "--resume", run)
-    assert resumed.code == 0, resumed
+    assert resumed.fine, resumed
     assert work(run) == work(only(cli.folder / "whole"))
     assert manifest(run)["status"] == "finished"
     assert [one["status"] for one in manifest(run)["previous"]] == ["interrupted"]
     judged = cli.run("judge", run)
-    assert judged.code == 0, judged
+    assert judged.fine, judged
     assert "changed" not in judged.all
 
 
@@ -154,7 +154,7 @@ def test_two_harnesses_at_once_and_the_end_of_one(cli: Cli) -> None:
     one.signal(signal.SIGKILL)
     one.end()
     ended = two.end()
-    assert ended.code == 0, ended
+    assert ended.fine, ended
     runs = sorted((cli.folder / "out").glob("e2e-*"))
     assert len(runs) == 2
     states = sorted(manifest(run)["status"] for run in runs)
@@ -173,7 +173,7 @@ def test_judge_leaves_a_run_alone_that_is_still_going_on(cli: Cli) -> None:
     assert "being written by another evenhand" in resumed.err, resumed
     assert list(run.glob("*/rung-*.spill"))
     ended = child.end()
-    assert ended.code == 0, ended
+    assert ended.fine, ended
     assert {row["outcome"] for row in cells(run).values()} == {"ok"}
 
 
