@@ -80,7 +80,7 @@ def compare_run(
         if leg.seats_requested is not None and leg.seats_resolved is not None
     ]
     for row in pressure_rows(run) if rows is None else rows:
-        if not row.has_figures:
+        if not row.has_figures or row.leg not in legs:  # the leg of a killed run has no row
             continue
         compared = _compare(row, legs[row.leg], model.shape, scenario, row.arm in fixed)
         compared_rows.append(compared)

@@ -113,7 +113,7 @@ def _pool(judged: Judged, notes: list[str]) -> Iterator[Shown]:
 
     legs = {leg.leg: leg for leg in judged.run.legs}
     cells = {(cell.leg, cell.cell, cell.repeat): cell for cell in judged.run.cells}
-    rows = [row for row in judged.pressure if row.has_figures and row.repeat == 0 and (row.leg, row.cell, 0) in cells]
+    rows = [row for row in judged.pressure if row.has_figures and row.repeat == 0 and row.leg in legs]
     if not rows:
         return
     sizes = {leg.pool.block_tokens if leg.pool else None for leg in (legs[row.leg] for row in rows)}

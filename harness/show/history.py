@@ -189,7 +189,8 @@ def _figures(run: Run, metric: Metric) -> list[Figure]:
     found = []
     for row in rows:
         number = row.leg if isinstance(row, PressureRow) else row.legs[0]
-        value = metric.of(row) if row.has_figures and row.repeat == 0 else None
+        # a leg that is still running, or was killed, has no row yet
+        value = metric.of(row) if row.has_figures and row.repeat == 0 and number in legs else None
         if value is not None and value > 0:
             build = _build(run.manifest, legs[number])
             found.append(Figure(run=run.manifest.run, arm=row.arm, cell=row.cell, build=build, value=value))
@@ -282,17 +283,20 @@ def _noise_words(found: History) -> str:
 
 
 def draw(found: History, stem: Path) -> list[Path]:
-    """stem.svg and stem.png of the metric over runs that have it. Raises StoreError where no run has it."""
+    """stem.svg and stem.png of the metric over runs of one scenario, the one that most runs have it for.
+
+    Raises StoreError where no run has it.
+    """
     from evenhand.show import plots, style
 
     metric = METRICS[found.metric]
-    names = {entry.scenario for entry in found.entries if entry.figures}
-    drawn = [(entry, changed) for entry, changed in zip(found.entries, found.changed, strict=True) if entry.scenario in names]
+    scenario = _commonest(entry.scenario for entry in found.entries if entry.figures)
+    drawn = [(e, changed) for e, changed in zip(found.entries, found.changed, strict=True) if e.scenario == scenario]
     settings = [entry.setting for entry, _ in drawn]
     points = [_point(entry, changed, bool(n) and settings[n] != settings[n - 1]) for n, (entry, changed) in enumerate(drawn)]
-    if not points:
+    if not scenario:
         raise StoreError(f"no run has {metric.label} of {found.arm or 'any arm'} {found.cell}".rstrip())
-    notes = [f"{found.arm} {found.cell}.", f"{_noise_words(found)}.".capitalize()]
+    notes = [f"Scenario {scenario}, {found.arm} {found.cell}.", f"{_noise_words(found)}.".capitalize()]
     if any(entry.simulated for entry in found.entries):
         notes.append(SIMULATED)
     try:

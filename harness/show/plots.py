@@ -436,7 +436,7 @@ def history(metric: str, unit: str, points: Sequence[HistoryPoint], *, notes: Se
             axis.plot(
                 [x], [point.value], marker="o", markersize=13, markerfacecolor="none", markeredgecolor=WARN, markeredgewidth=1.8
             )
-    plain(axis, x="commit, oldest first", y=f"{metric}, {unit}")
+    plain(axis, x="commit or version, oldest first", y=f"{metric}, {unit}")
     step = max(1, math.ceil(len(points) / 16))
     longest = max((len(point.commit) for point in points), default=0)
     crowded = longest * min(len(points), 16) > 80

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from show_runs import HOSTILE, ladder_run, rich_gate, store
 
+from evenhand.show.history import history
 from evenhand.show.inline import inline_svg
 from evenhand.show.report import report
 from evenhand.show.table import SIMULATED
@@ -113,6 +114,15 @@ def test_a_run_in_which_nothing_started(tmp_path: Path) -> None:
     text = page.read_text()
     assert "partial: 0 of 6 cells have figures" in text
     assert "No leg was started." in text
+
+
+def test_a_run_that_was_killed_has_cells_without_their_leg(tmp_path: Path) -> None:
+    made = rich_gate(2)
+    made.legs.pop()
+    run = store(made, tmp_path / "run")
+    (page,) = report([run], tmp_path / "reports")
+    assert "base has 1 of 2 boots" in page.read_text()
+    assert len(history(tmp_path, "peak_pool", arm="base").entries[0].figures) == 1
 
 
 def test_logs_are_bounded(tmp_path: Path) -> None:
