@@ -172,7 +172,7 @@ class Trial:
         if not runs:
             return
         judged = self.cli.run("judge", runs[0])
-        if judged.code not in (0, 2) or "Traceback" in judged.all or "changed" in judged.out:
+        if judged.code not in (0, 2) or "Traceback" in judged.all or "evidence changed" in judged.out:
             self.problems.append(f"not judged: {judged}")
         gone = flushed - rows_of(runs[0])
         if gone:

@@ -118,7 +118,7 @@ def test_kill_9_of_the_harness_in_a_rung_then_resume(cli: Cli) -> None:
     assert [one["status"] for one in manifest(run)["previous"]] == ["interrupted"]
     judged = cli.run("judge", run)
     assert judged.fine, judged
-    assert "changed" not in judged.all
+    assert "evidence changed" not in judged.all
 
 
 def test_kill_9_of_the_harness_while_the_engine_loads(cli: Cli) -> None:
