@@ -32,7 +32,7 @@ _PROGRESS_NS = 250_000_000
 _SPILL_PER_PASS = 4
 """Exchanges written between two looks at the sockets while these are quiet."""
 _SPILL_PER_TICK = 64
-"""Exchanges written each TICK_NS when they never are."""
+"""Exchanges written each TICK_NS when they have not been quiet for that long."""
 
 
 class Stop(Protocol):
@@ -394,9 +394,11 @@ class Rung:
             now = now_ns()
             if events:
                 batches.append(now - woke)
-            elif self._finished:  # nobody is waiting to be read
-                self._write_finished(_SPILL_PER_PASS)
-                now = now_ns()
+            else:  # nobody is waiting to be read
+                self._quiet_ns = now
+                if self._finished:
+                    self._write_finished(_SPILL_PER_PASS)
+                    now = now_ns()
             if self._all_done():
                 break
             if now >= tick or self._suspect:
@@ -427,7 +429,9 @@ class Rung:
 
     def _tick(self, now: int) -> bool:
         """Deadlines, clock, death, stop, progress. False ends the rung."""
-        self._write_finished(_SPILL_PER_TICK)
+        self._clock.check()
+        if self._finished and now - self._quiet_ns > TICK_NS:
+            self._write_finished(_SPILL_PER_TICK)
         if self._stop is not None and self._stop.is_set():
             self.figures.interrupted = True
             self._end_all("interrupted", interrupted=True)
@@ -455,6 +459,7 @@ class Rung:
             self._on_progress(self._progress(now))
         return True
 
+    _quiet_ns = 0
     _next_alive = 0
     _next_progress = 0
 

@@ -21,7 +21,7 @@ from evenhand.drive.loop import Figures, Progress, Request, Stop
 from evenhand.drive.worker import LENGTH, DecodeJob, RungJob, environment
 from evenhand.scenario import Deadlines
 
-SLOTS_PER_PROCESS = 256
+SLOTS_PER_PROCESS = 128
 """Streams that one process reads within a few milliseconds when an engine step wakes all of them."""
 
 _START_AHEAD_NS = 20_000_000

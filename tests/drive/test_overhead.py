@@ -103,8 +103,8 @@ def test_the_rate_search_ends_at_the_first_rate_not_held(monkeypatch: pytest.Mon
     ("asked", "concurrency", "cores", "count"),
     [
         ("auto", 32, 64, 1),
-        ("auto", 256, 64, 1),
-        ("auto", 257, 64, 2),
+        ("auto", 128, 64, 1),
+        ("auto", 129, 64, 2),
         ("auto", 4096, 8, 4),
         ("auto", 512, 2, 1),
         (3, 2, 1, 2),
