@@ -14,8 +14,9 @@ import msgspec
 
 from evenhand.drive.arrivals import Arrivals, schedule
 from evenhand.drive.decode import Decoded, decode_all, sampling_dict
-from evenhand.drive.loop import Figures, LocalQueue, Progress, Request, Rung, Stop, quietly
+from evenhand.drive.loop import Figures, Progress, Request, Rung, Stop, quietly
 from evenhand.drive.prompts import prompt_sha256
+from evenhand.drive.queues import LocalQueue
 from evenhand.drive.spill import Head, Spill, exchanges, offsets, read_head
 from evenhand.drive.spread import decode_parts, process_count, run_spread
 from evenhand.drive.stream import encode_request, kernel_stamps, resolve
