@@ -20,6 +20,7 @@ import msgspec
 
 from evenhand.drive.decode import Decoded, decode_all
 from evenhand.drive.loop import Figures, FileQueue, Request, Rung, quietly
+from evenhand.drive.queues import FileQueue
 from evenhand.drive.spill import Spill, exchanges, read_head
 from evenhand.drive.stream import kernel_stamps, resolve
 from evenhand.engines.base import Dialect
