@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from evenhand.drive.decode import Decoded, decode_all
-from evenhand.drive.loop import Figures, FileQueue, Request, Rung, quietly
+from evenhand.drive.loop import Figures, Request, Rung, quietly
 from evenhand.drive.queues import FileQueue
 from evenhand.drive.spill import Spill, exchanges, read_head
 from evenhand.drive.stream import kernel_stamps, resolve
