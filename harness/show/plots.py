@@ -256,14 +256,20 @@ def _outcome_entries(curves: Sequence[LadderCurve]) -> list[tuple[Any, str]]:
 
 
 def _without_figures(curves: Sequence[LadderCurve]) -> list[str]:
-    """ "vllm.cpp, c=16, 32: refused (43.40 GiB needed)": one line per arm, outcome and reason."""
-    lost: dict[tuple[str, str, str], list[str]] = {}
+    """ "vllm.cpp, c=16, 32: refused (43.40 GiB needed)": one line per arm and outcome, what its reasons have in common."""
+    lost: dict[tuple[str, str], list[LadderPoint]] = {}
     for curve in curves:
         for point in curve.points:
             if not _served(point):
-                key = (curve.name, point.outcome.replace("_", " "), f" ({point.reason})" if point.reason else "")
-                lost.setdefault(key, []).append(str(point.concurrency))
-    return [f"{name}, c={', '.join(rungs)}: {outcome}{reason}" for (name, outcome, reason), rungs in lost.items()]
+                lost.setdefault((curve.name, point.outcome.replace("_", " ")), []).append(point)
+    lines = []
+    for (name, outcome), points in lost.items():
+        reasons = list(dict.fromkeys(point.reason for point in points if point.reason))
+        kinds = list(dict.fromkeys(reason.partition(":")[0] for reason in reasons))
+        said = reasons[0] if len(reasons) == 1 else "; ".join(kinds[:2])
+        rungs = ", ".join(str(point.concurrency) for point in points)
+        lines.append(f"{name}, c={rungs}: {outcome}{f' ({said})' if said else ''}")
+    return lines
 
 
 @styled
