@@ -49,6 +49,8 @@ class SamplerReport(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the time during which a scrape was in flight: the cost to the server, at most."""
     cpu_s: float | None = None
     rss_bytes: int | None = None
+    realtime: bool = False
+    """The kernel let the sampler run as soon as it was due; without it a busy machine shows in the jitter."""
     raw_bodies: int = 0
     absent: list[str] = []
     """Neutral names that no scrape had."""
@@ -293,6 +295,7 @@ def report(
         scrape_share=share,
         cpu_s=cost.get("cpu_s"),
         rss_bytes=cost.get("rss_bytes"),
+        realtime=bool(events.get("grid", {}).get("realtime", False)),
         raw_bodies=int(raw.get("kept", 0)),
         absent=[name for name in names if name not in seen] if good else [],
         gpus=list(gpu.get("uuids", [])),
