@@ -186,7 +186,8 @@ def _from_leg(leg: LegRow, model: Model) -> Finding | None:
 
 
 def _fixed_by_options(scenario: Mapping[str, Any]) -> set[str]:
-    return {str(arm.get("name")) for arm in scenario.get("arm", []) if _true((arm.get("options") or {}).get("null_gap_fix"))}
+    arms = [arm for arm in scenario.get("arm", []) if isinstance(arm.get("options"), dict)]
+    return {str(arm.get("name")) for arm in arms if _true(arm["options"].get("null_gap_fix"))}
 
 
 def _config(leg: LegRow, key: str) -> Any:
