@@ -269,8 +269,11 @@ class Rung:
         self._clock.check()
         cpu = time.thread_time_ns()
         figures.start_ns = time.monotonic_ns()
-        self._start()
-        self._loop()
+        if self._stop is not None and self._stop.is_set():
+            figures.interrupted = True
+        else:
+            self._start()
+            self._loop()
         figures.cpu_ns = time.thread_time_ns() - cpu
         figures.end_ns = time.monotonic_ns()
         self._clock.check()

@@ -289,6 +289,15 @@ def test_stop_leaves_in_flight_requests_as_interrupted(tmp_path: Path) -> None:
     assert result.rows[3].token_ids in ([7], None)
 
 
+def test_a_stop_before_the_start_sends_nothing(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with serving(answers()) as server:
+        result = run(server.url, tmp_path, stop=stop)
+    assert result.interrupted
+    assert (result.rows, server.requests) == ([], [])
+
+
 def test_open_loop_keeps_the_scheduled_time(tmp_path: Path) -> None:
     with serving(answers()) as server:
         result = run(server.url, tmp_path, prompts=[[1]] * 8, concurrency=4, arrivals="burst", rate=80.0, burst=4)
