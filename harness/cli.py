@@ -97,10 +97,11 @@ def _execute(
         fail(error)
     if dry_run:
         from evenhand.execute import with_tiny_models
+        from evenhand.secrecy import without_secrets
         from evenhand.show.dry import dry_run_text
 
         try:
-            typer.echo(dry_run_text(with_tiny_models(scenario), plan))
+            typer.echo(without_secrets(dry_run_text(with_tiny_models(scenario), plan), scenario))
         except _known_errors() as error:
             fail(error)
         return
@@ -288,6 +289,8 @@ def predict(
             in_flight=in_flight,
             drafter=drafter,
         )
+        if not all(part.strip().isdecimal() for part in prompts.split(",") if part.strip()):
+            fail(f"--prompts {prompts}: give prompt lengths such as 14000,21000")
         lengths = [int(part) for part in prompts.split(",") if part.strip()]
         asked = [engine(name.strip()) for name in engines.split(",")]
         made = predict_pool(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
 import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from secrets import token_hex
 from typing import Literal
 
 import msgspec
@@ -18,11 +18,13 @@ import msgspec
 import evenhand
 from evenhand import machine
 from evenhand import scenario as sc
+from evenhand.boot.environment import redact
 from evenhand.engines import engine
 from evenhand.hashes import cache_folder
 from evenhand.plan import Plan
 from evenhand.progress import Event, Listener
 from evenhand.records import Manifest
+from evenhand.secrecy import known_secrets, recorded_scenario, recorded_words
 from evenhand.stop import Stop
 from evenhand.store import RunWriter, StoreError, write_atomic
 
@@ -44,7 +46,7 @@ def with_tiny_models(scenario: sc.Scenario) -> sc.Scenario:
         folder = cache_folder() / f"tiny-{kind}-{evenhand.__version__}"
         if not (folder / "config.json").is_file():
             # beside and renamed: two harnesses may start at once
-            beside = folder.with_name(f".{folder.name}-{os.getpid()}-{secrets.token_hex(4)}")
+            beside = folder.with_name(f".{folder.name}-{os.getpid()}-{token_hex(4)}")
             write_tiny_model(beside, kind)
             try:
                 beside.rename(folder)
@@ -70,6 +72,7 @@ def create(
 ) -> RunWriter:
     """The run folder with its manifest. Raises StoreError."""
     started = utc_now()
+    secrets = known_secrets(scenario)
 
     def manifest(run: str) -> Manifest:
         return Manifest(
@@ -79,14 +82,14 @@ def create(
             status="running",
             started_utc=started,
             anchor_monotonic_ns=anchor_ns,
-            scenario=msgspec.to_builtins(scenario),
+            scenario=recorded_scenario(scenario),
             scenario_sha256=scenario_sha256(scenario),
             scenario_file=None if file is None else file.name,
-            overrides=list(overrides),
+            overrides=recorded_words(overrides, secrets),
             plan=msgspec.to_builtins(plan),
             machine=machine.describe(),
             versions=machine.versions(),
-            command=["evenhand", *sys.argv[1:]],
+            command=["evenhand", *recorded_words(sys.argv[1:], secrets)],
             seed=scenario.seed,
             simulated=any(engine(arm.engine).simulated for arm in scenario.arm),
         )
@@ -94,7 +97,7 @@ def create(
     stamp = started.replace("-", "").replace(":", "")
     writer = RunWriter.create(out, scenario.name, stamp, manifest)
     if file is not None:
-        write_atomic(writer.path / "scenario.toml", file.read_bytes())
+        write_atomic(writer.path / "scenario.toml", redact(file.read_text("utf-8"), secrets).encode())
     return writer
 
 

@@ -23,6 +23,8 @@ from evenhand.records import Outcome
 from evenhand.units import parse_bytes
 
 MAX_SCENARIO_BYTES = 1 << 20
+MAX_CONCURRENCY = 16384
+"""Streams of one client: each has a socket and a source port of its own."""
 METHODS = ("draft_model", "ngram", "mtp", "eagle", "eagle3", "dflash", "suffix", "medusa")
 
 
@@ -39,9 +41,13 @@ def shipped_folder() -> Path:
 
 def find(name: str) -> Path:
     """The scenario file: a path, or the name of a shipped one ("demo", "scenarios/demo.toml"). Raises ScenarioError."""
-    path = Path(name).expanduser()
-    if path.is_file():
-        return path.resolve()
+    try:
+        path = Path(name).expanduser()
+        if path.is_file():
+            return path.resolve()
+    except (OSError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ScenarioError(f"{name[:200]}: there is no such scenario file ({why})") from error
     folder = shipped_folder()
     stem = path.name.removesuffix(".toml")
     if str(path.parent) in (".", "scenarios") and (folder / f"{stem}.toml").is_file():
@@ -65,6 +71,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> tuple[sc.Scenario, Path]:
         raise ScenarioError(f"{path}: cannot be read: {error}") from error
     for text in overrides:
         _override(data, text, path)
+    _check_leaves(data, path)
     scenario = _convert(data, path)
     _check(scenario, path)
     return _resolve(scenario, path), path
@@ -128,6 +135,20 @@ def _type_at(keys: list[str]) -> Any:
         options = [o for o in typing.get_args(kind) if o is not type(None)]
         return options[0] if len(options) == 1 else kind
     return kind
+
+
+def _check_leaves(node: Any, path: Path, key: str = "") -> None:
+    """What no row can hold and no program can be given, wherever it stands."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            _check_leaves(value, path, f"{key}.{name}" if key else name)
+    elif isinstance(node, list):
+        for value in node:
+            _check_leaves(value, path, key)
+    elif isinstance(node, int) and not -(1 << 63) <= node < 1 << 63:
+        raise ScenarioError(f"{path}: key {key!r}: found {node}; whole numbers have at most 64 bits")
+    elif isinstance(node, str) and "\0" in node:
+        raise ScenarioError(f"{path}: key {key!r}: found a NUL character; no program takes one")
 
 
 # --- conversion -------------------------------------------------------------------------------------------------------
@@ -242,12 +263,18 @@ def _check(scenario: sc.Scenario, path: Path) -> None:
     _check_draft(scenario.draft, "draft", wrong)
     if not (scenario.ladder or scenario.pressure or scenario.reuse):
         raise ScenarioError(f"{path}: nothing to run: add a [ladder], a [pressure] or a [reuse] section")
+    if not scenario.served_name:
+        raise wrong("served_name", "", "give the name that the model is served under")
+    if scenario.seed < 0:
+        raise wrong("seed", scenario.seed, "give a whole number of at least 0")
     for key in ("seats", "context", "chunk_tokens"):
         if (value := getattr(scenario, key)) is not None and value < 1:
             raise wrong(key, value, "give a number of at least 1")
     if scenario.ladder:
         ladder = scenario.ladder
         _check_positive("ladder.concurrency", ladder.concurrency, wrong)
+        if max(ladder.concurrency) > MAX_CONCURRENCY:
+            raise wrong("ladder.concurrency", max(ladder.concurrency), f"one machine drives at most {MAX_CONCURRENCY} streams")
         for key in ("prompt_tokens", "output_tokens", "burst"):
             if getattr(ladder, key) < 1:
                 raise wrong(f"ladder.{key}", getattr(ladder, key), "give a number of at least 1")

@@ -10,6 +10,7 @@ import msgspec
 from evenhand import scenario as sc
 from evenhand.plan import Plan
 from evenhand.records import HAS_FIGURES, CellRow, LegRow, RequestRow
+from evenhand.secrecy import recorded_scenario
 from evenhand.store import SUMS, Run, RunWriter, StoreError, encode, open_run, write_atomic
 
 FINAL: frozenset[str] = HAS_FIGURES | {"refused", "launch_failed", "died", "void"}
@@ -77,7 +78,7 @@ def prepare(path: Path, scenario: sc.Scenario, plan: Plan) -> tuple[RunWriter, D
     Raises ResumeError when the scenario changed (naming the difference) or the run is finished; StoreError when unreadable.
     """
     run = open_run(path)
-    changed = difference(run.manifest.scenario, msgspec.to_builtins(scenario)) or difference(
+    changed = difference(run.manifest.scenario, recorded_scenario(scenario)) or difference(
         run.manifest.plan, msgspec.to_builtins(plan)
     )
     if changed:

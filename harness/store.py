@@ -414,8 +414,8 @@ class Run:
 
 def open_run(path: Path) -> Run:
     """Open a run folder. Raises StoreError with one sentence."""
-    if not path.is_dir():
-        raise StoreError(f"{path} is no folder; name a run folder, such as results/NAME-STAMP")
+    if not os.path.isdir(path):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
+        raise StoreError(f"{str(path)[:300]} is no folder; name a run folder, such as results/NAME-STAMP")
     return Run(path)
 
 

@@ -34,6 +34,10 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     shape: ModelShape
 
 
+MAX_CONFIG_BYTES = 64 << 20
+"""A longer config.json is none."""
+
+
 def read_model(
     path: str | Path, *, cache_dtype: str | None = None, state_dtype: str | None = None, dtype: str | None = None
 ) -> Model:
@@ -45,10 +49,13 @@ def read_model(
     if file.is_dir():
         file = file / "config.json"
     try:
-        config = msgspec.json.decode(file.read_bytes())
+        if file.exists() and not file.is_file():
+            raise PredictError(f"{file}: is no file; give a model's config.json or its folder.")
+        with file.open("rb") as stream:
+            config = msgspec.json.decode(stream.read(MAX_CONFIG_BYTES))
     except OSError as error:
         raise PredictError(f"{file}: cannot be read ({error.strerror}); give a model's config.json or its folder.") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PredictError(f"{file}: is not JSON ({error}).") from error
     if not isinstance(config, dict):
         raise PredictError(f"{file}: holds no JSON object; give a model's config.json.")

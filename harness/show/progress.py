@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from evenhand.progress import Event, Listener
 from evenhand.show.table import clean
+from evenhand.store import StoreError
 
 QUIET_S = 10.0
 """Off a terminal: at most one line of request progress in this many seconds."""
@@ -128,7 +129,10 @@ def listener(live: int | None = None) -> Iterator[Listener]:
     if live is None:
         yield screen
         return
-    served = Live(live)
+    try:
+        served = Live(live)
+    except (OSError, OverflowError) as error:
+        raise StoreError(f"--live {live}: progress cannot be served there ({error}); choose a free port") from error
 
     def both(event: Event) -> None:
         screen(event)
