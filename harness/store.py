@@ -314,6 +314,48 @@ def stream_rows(file: Path, kind: type[T], chunk_bytes: int = 1 << 22) -> Iterat
         raise StoreError(f"{file} line {number} is not a {kind.__name__}: {error}") from error
 
 
+class _AskedArm(msgspec.Struct):
+    name: str = ""
+    engine: str = ""
+    env: dict[str, str] = {}
+    options: dict[str, Any] = {}
+
+
+class _AskedGate(msgspec.Struct):
+    baseline: str
+    candidate: str
+    pairs: int = 2
+    compare: str = "differ"
+    rules: dict[str, Any] = {}
+
+
+class _Asked(msgspec.Struct):
+    """What judging takes from a manifest's scenario, and the types it may rely on."""
+
+    arm: list[_AskedArm] = []
+    gate: _AskedGate | None = None
+    expect: dict[str, str] = {}
+    watch: dict[str, Any] = {}
+    deadlines: dict[str, Any] = {}
+    ladder: dict[str, Any] | None = None
+    pressure: dict[str, Any] | None = None
+    reuse: dict[str, Any] | None = None
+    draft: dict[str, Any] | None = None
+    pool: dict[str, Any] = {}
+    model: str = ""
+
+
+class _PlannedLeg(msgspec.Struct):
+    leg: int = 0
+    arm: str = ""
+    cells: list[dict[str, Any]] = []
+
+
+class _Planned(msgspec.Struct):
+    legs: list[_PlannedLeg] = []
+    notes: list[str] = []
+
+
 class Run:
     """A stored run, read-only: what judge and show see."""
 
@@ -329,6 +371,8 @@ class Run:
             raise StoreError(f"{path} is no run folder: manifest.json cannot be read ({error.strerror or error})") from error
         try:
             self.manifest = msgspec.json.decode(data, type=Manifest)
+            msgspec.convert(self.manifest.scenario, _Asked)
+            msgspec.convert(self.manifest.plan, _Planned)
         except _NOT_ROWS as error:
             raise StoreError(f"{manifest} is not a manifest of schema {SCHEMA}: {error}") from error
         if self.manifest.schema > SCHEMA:

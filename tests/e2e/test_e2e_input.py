@@ -1,4 +1,4 @@
-"""Hostile input: one sentence for a mistake, no way out of a folder, no secret in a file, no control character on a terminal."""
+"""Hostile input: one sentence for a mistake, no way out of a folder, no secret in a file, nothing raw on a terminal."""
 
 from __future__ import annotations
 
