@@ -87,6 +87,7 @@ def _start(job: RungJob | DecodeJob, fds: Sequence[int] = ()) -> subprocess.Pope
         stdout=subprocess.PIPE,
         pass_fds=tuple(fds),
         env=environment(),
+        start_new_session=True,  # a terminal's signals are for the harness, which then ends its workers by their pipes
     )
     assert process.stdin is not None
     pickled = pickle.dumps(job)

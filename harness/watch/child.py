@@ -31,8 +31,13 @@ RAW_INTERVAL_S = 0.25
 class Appender:
     """A file of whole rows: one write each."""
 
-    def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    def __init__(self, path: str, lines: bool = True) -> None:
+        """`lines`: a torn last line, left by a full disk before a resume, is cut off so that it spoils no new row."""
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        size = os.fstat(self._fd).st_size if lines else 0
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            tail = os.pread(self._fd, 1 << 20, max(0, size - (1 << 20)))
+            os.ftruncate(self._fd, size - len(tail) + tail.rfind(b"\n") + 1)
 
     def write(self, data: bytes) -> None:
         """All of `data`; OSError (a full disk) reaches the caller."""
@@ -71,7 +76,7 @@ class RawBodies:
     """Bodies kept as gzip members of one JSON line each, so that the file is whole after every write; bounded."""
 
     def __init__(self, path: str, limit_bytes: int) -> None:
-        self._file = Appender(path)
+        self._file = Appender(path, lines=False)
         self._left = limit_bytes
         self._next_ns = 0
         self.kept = self.dropped = 0

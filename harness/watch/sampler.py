@@ -157,7 +157,7 @@ class Sampler:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self, deadline_s: float = 10.0) -> None:
+    def start(self, deadline_s: float = 60.0) -> None:
         """Start the process and wait until it samples. Raises OSError when it does not within `deadline_s`."""
         self._out.mkdir(parents=True, exist_ok=True)
         # a session of its own: Ctrl-C is for the harness, which then ends the sampler by closing its pipe

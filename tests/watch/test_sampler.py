@@ -277,3 +277,15 @@ def test_interval_must_be_positive(tmp_path: Path) -> None:
 )
 def test_quantile(values: Sequence[float], q: float, expected: float | None) -> None:
     assert quantile(values, q) == expected
+
+
+def test_a_torn_last_line_is_cut_before_the_next_row(tmp_path: Path) -> None:
+    from evenhand.watch.child import Appender
+
+    file = tmp_path / "samples.jsonl"
+    file.write_bytes(b'{"a":1}\n{"a":')
+    Appender(str(file)).row({"a": 2})
+    assert file.read_bytes() == b'{"a":1}\n{"a":2}\n'
+    file.write_bytes(b'{"torn')
+    Appender(str(file)).row({"a": 3})
+    assert file.read_bytes() == b'{"a":3}\n'
