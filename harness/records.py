@@ -165,6 +165,8 @@ class Lag(Row, frozen=True, kw_only=True):
     turnaround_max_s: float | None = None
     """closed loop: next send - stamp of the previous request's last byte on that slot"""
     processes: int = 1
+    realtime: bool = False
+    """The kernel let the client run as soon as it woke; without it a busy machine shows in the turn-around."""
     clock_steps: int = 0
     max_in_flight: int | None = None
 

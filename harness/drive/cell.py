@@ -244,6 +244,7 @@ def lag_of(decoded: Sequence[Decoded], parts: Sequence[Figures]) -> Lag:
         turnaround_p50_s=_share(turns, 0.5),
         turnaround_max_s=_share(turns, 1.0),
         processes=len(parts),
+        realtime=bool(parts) and all(part.realtime for part in parts),
         clock_steps=max((part.clock_steps for part in parts), default=0),
         max_in_flight=sum(part.max_in_flight for part in parts),
     )

@@ -22,6 +22,7 @@ from evenhand.drive.ends import END
 from evenhand.drive.queues import Queue, Timer
 from evenhand.drive.spill import Exchange, Spill
 from evenhand.drive.stream import ANCILLARY_BYTES, IN, READ_BYTES, Link, Target, stamp_bytes
+from evenhand.drive.wake import realtime
 from evenhand.scenario import Deadlines
 
 TICK_NS = 50_000_000
@@ -77,6 +78,8 @@ class Figures(msgspec.Struct, kw_only=True):
     died: str | None = None
     limit: str | None = None
     interrupted: bool = False
+    realtime: bool = False
+    """The kernel let the client run as soon as it woke."""
     batches_ns: list[int] = []
     """How long the loop was away from its sockets, per batch of events."""
 
@@ -424,13 +427,16 @@ class Rung:
 
 
 def quietly(run: Callable[[], Figures]) -> Figures:
-    """Call it with garbage collection frozen and off."""
+    """Call it with garbage collection frozen and off, and woken at once where the kernel lets us."""
     was = gc.isenabled()
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
-        return run()
+        with realtime() as woken:
+            figures = run()
+        figures.realtime = woken
+        return figures
     finally:
         gc.unfreeze()
         if was:
