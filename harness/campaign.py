@@ -49,18 +49,19 @@ class Campaign:
         self._arms.check()
         self._workload = Workload(self.scenario, self.scenario.model, as_text=not self._arms.takes_ids)
         with contextlib.closing(self._arms), Guardian() as guardian:
+            held: str | None = None
             for leg in self.plan.legs:
                 if leg.leg in self.done.legs:
                     continue
-                if self.stop.is_set():
-                    self._leave_out(leg, "not_run", "the run was interrupted before this leg")
+                if self.stop.is_set() or held:
+                    self._leave_out(leg, "not_run", held or "the run was interrupted before this leg")
                 else:
-                    self._leg(guardian, leg)
-            if self.plan.kind == "gate" and not self.stop.is_set():
+                    held = still_held(self._leg(guardian, leg), self.plan.kind)
+            if self.plan.kind == "gate" and not self.stop.is_set() and not held:
                 self._replay(guardian)
         return "interrupted" if self.stop.is_set() else "finished"
 
-    def _leg(self, guardian: Guardian, leg: LegPlan) -> None:
+    def _leg(self, guardian: Guardian, leg: LegPlan) -> LegRow:
         folder = self.writer.leg_folder(leg.leg, leg.arm)
         self._say(leg, "leg", text="booting" + (" (uncounted, warms the compile caches)" if leg.role == "warm_boot" else ""))
         with self._arms.prepare(leg, folder) as prepared:
@@ -88,6 +89,7 @@ class Campaign:
             row = prepared.finish(row)
         self.writer.leg(row)
         self._say(leg, "leg_end", outcome=row.outcome, text=row.reason or "")
+        return row
 
     def _replay(self, guardian: Guardian) -> None:
         """One more boot of the baseline, uncounted, when outputs differ: how close was the first token that differs?"""
@@ -275,6 +277,15 @@ class Campaign:
         self.tell(event)
         if what != "requests":
             self._note(leg, what, event.text or event.outcome or event.cell)
+
+
+def still_held(row: LegRow, kind: str) -> str | None:
+    """Why nothing can be booted after this leg, or None: it left processes, or, in a gate, the device's memory in use."""
+    if row.survivors:
+        return f"leftover processes {row.survivors} of leg {row.leg} ({row.arm}) hold what the next engine needs"
+    if kind == "gate" and row.device_bytes_before is not None and row.released_s is None:
+        return f"leg {row.leg} ({row.arm}) did not give its device's memory back: {row.reason}"
+    return None
 
 
 def _pool_words(booted: Running) -> str:

@@ -81,6 +81,27 @@ def test_b57_b03_b04_b24_streams_and_engines_that_end(cli: Cli) -> None:
     assert (run / "006-floods" / "engine.log").stat().st_size < (9 << 20)
 
 
+def test_b57_a_ladder_whose_server_is_killed_in_the_fourth_rung(cli: Cli) -> None:
+    """5 rows: three rungs stand, the fourth died with its rows, the fifth was not run; refused connections measure nothing."""
+    at = READY + 16 + 3 * 8 + 8
+    faults = {"die_at_request": at, "after_tokens": 2}
+    content = text(concurrency=(1, 2, 4, 8, 16), requests=8, output=4, faults=faults, top="chunk_tokens = 96")
+    ended = cli.run("run", cli.scenario(content), "--out", "out")
+    assert ended.code == 2, ended
+    run = only(cli.folder / "out")
+    found = cells(run)
+    assert [found[f"a ladder/c={c}"]["outcome"] for c in (1, 2, 4, 8, 16)] == ["ok", "ok", "ok", "died", "not_run"]
+    (leg,) = rows(run / "legs.jsonl")
+    assert leg["exit_code"] == -9
+    hit = [r for r in requests(run) if r["cell"] == "ladder/c=8"]
+    assert len(hit) == 8
+    assert any(r["outcome"] == "failed" for r in hit)
+    assert not [r for r in requests(run) if r["cell"] == "ladder/c=16"]
+    assert min(r["end_ns"] - r["send_ns"] for r in requests(run) if r["outcome"] == "ok") > 1_000_000
+    line = next(line for line in (run / "tables" / "concurrency.csv").read_text().splitlines() if line.startswith("a,8,"))
+    assert set(line.split(",")[4:-2]) == {""}, line
+
+
 def test_b42_metrics_that_fail_cost_no_request(cli: Cli) -> None:
     kinds = ("absent", "denied", "junk", "nan", "huge", "truncated")
     content = text(
