@@ -7,11 +7,11 @@ from statistics import median
 import pytest
 from real_runs import Ended
 
-from evenhand.hashes import cache_folder
 from evenhand.judge.pressure import pressure_rows
 from evenhand.predict.config import read_model
 from evenhand.predict.from_run import compare_run, render_comparison
 from evenhand.records import RequestRow
+from evenhand.watch.probe_reader import ProbeLog, read
 
 pytestmark = pytest.mark.vllm
 
@@ -68,5 +68,24 @@ def test_the_probe_changes_no_output(tiny_run: Ended, same_gate: Ended) -> None:
             print(f"probe {name}, {cell}: TTFT p50 {ttft * 1e3:.1f} ms, TPOT p50 {tpot * 1e3:.2f} ms, {len(rows)} requests")
 
 
-def test_the_tiny_model_is_where_it_is_kept(same_gate: Ended) -> None:
-    assert str(cache_folder()) in same_gate.run.manifest.scenario["model"]
+def logs(ended: Ended) -> list[ProbeLog]:
+    """What the probe wrote, boot by boot."""
+    folders = [ended.run.leg_folder(leg.leg) for leg in ended.run.legs]
+    return [read(folder / "probe.jsonl") for folder in folders if folder is not None]
+
+
+def test_every_block_has_a_kind_and_the_pool_returns_to_idle(same_gate: Ended) -> None:
+    for log in logs(same_gate):
+        assert (log.status, log.missing, log.warnings) == ("on", [], [])
+        assert [(group["kind"], group["block_tokens"]) for group in log.groups].count(("state", 256)) == 3
+        assert all(row["used"] == row["attention"] + row["state"] for row in log.steps)
+        assert log.steps[-1]["used"] == 0
+        assert max(max(row["state"]) for row in log.requests) == 2
+
+
+def test_it_costs_at_most_a_hundredth_of_the_steps(same_gate: Ended) -> None:
+    """By its own count, over every boot."""
+    shares = [log.cost_share for log in logs(same_gate)]
+    print("share of step time:", shares)
+    assert len(shares) == 4
+    assert all(share is not None and share <= 0.01 for share in shares)
