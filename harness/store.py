@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import secrets
 import shutil
@@ -475,23 +476,9 @@ def columnar(path: Path) -> None:
         files = [f for f in sorted(path.glob(f"[0-9][0-9][0-9]-*/{name}.jsonl")) if not f.parent.is_symlink()]
         if not files:
             continue
-        tables = []
-        for file in files:
-            rows = read_rows(file, RequestRow if name == "requests" else SampleRow)
-            if not rows:
-                continue
-            plain = [msgspec.to_builtins(row) for row in rows]
-            if name == "samples":  # values as columns: `usage`, `running`, ...
-                names = sorted({key for row in plain for key in row["values"]})
-                plain = [
-                    {k: v for k, v in row.items() if k not in ("values", "by_engine")}
-                    | {n: row["values"].get(n) for n in names}
-                    for row in plain
-                ]
-            else:
-                for row in plain:
-                    row["sampling"] = msgspec.json.encode(row["sampling"]).decode()
-            tables.append(pa.Table.from_pylist(plain))
+        kind: type[msgspec.Struct] = RequestRow if name == "requests" else SampleRow
+        # a few thousand rows at a time: as Python objects all of a long run would take gigabytes
+        tables = [pa.Table.from_pylist(part) for file in files for part in _batches(stream_rows(file, kind))]
         if not tables:
             continue
         table = pa.concat_tables(tables, promote_options="permissive")
@@ -499,6 +486,20 @@ def columnar(path: Path) -> None:
         with fresh(temporary) as stream:
             pq.write_table(table, stream, compression="zstd")
         temporary.replace(path / f"{name}.parquet")
+
+
+def _batches(rows: Iterator[msgspec.Struct], size: int = 2000) -> Iterator[list[dict[str, Any]]]:
+    """Flat rows for a table, `size` at a time."""
+    while part := list(itertools.islice(rows, size)):
+        plain = [msgspec.to_builtins(row) for row in part]
+        for row in plain:
+            if "sampling" in row:
+                row["sampling"] = msgspec.json.encode(row["sampling"]).decode()
+            if "values" in row:  # as columns: `usage`, `running`, ...
+                row.pop("by_engine")
+                row.update(row.pop("values"))
+        names = dict.fromkeys(name for row in plain for name in row)  # pyarrow takes those of the first row only
+        yield [{name: row.get(name) for name in names} for row in plain]
 
 
 def _hash(file: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evenhand.records import CellRow, EventRow, LegRow, Manifest
+from evenhand.records import CellRow, EventRow, LegRow, Manifest, SampleRow
 from evenhand.store import RunWriter, StoreError, changed_files, encode, open_run, safe_name
 
 
@@ -125,3 +125,34 @@ def test_names_become_one_harmless_path_component() -> None:
     assert safe_name("../../etc/passwd") == "_.._etc_passwd"
     assert safe_name("") == "_"
     assert "/" not in safe_name("a/b")
+
+
+def test_columns_of_every_scrape_reach_the_table(writer: RunWriter) -> None:
+    """A scrape that failed comes first: its row has no values, the table has their columns all the same."""
+    import pyarrow.parquet as parquet
+
+    folder = writer.leg_folder(0, "a")
+    values = [{"usage": n / 1e4} if n else {} for n in range(4500)]
+    rows = [SampleRow(leg=0, due_ns=n, start_ns=n, end_ns=n, status="ok", values=one) for n, one in enumerate(values)]
+    writer.append(folder / "samples.jsonl", rows)
+    writer.finish("finished", "")
+    table = parquet.read_table(writer.path / "samples.parquet")
+    assert table.num_rows == 4500
+    assert table["usage"].to_pylist()[:2] == [None, 1e-4]
+    assert table["usage"].to_pylist()[-1] == 0.4499
+
+
+def test_a_run_has_one_writer(writer: RunWriter) -> None:
+    with pytest.raises(StoreError, match="being written by another evenhand"):
+        RunWriter(writer.path, writer.manifest)
+    writer.finish("interrupted", "")
+    RunWriter(writer.path, writer.manifest).close()
+
+
+def test_a_run_that_says_it_ended_is_sealed(writer: RunWriter) -> None:
+    writer.cell(cell(1))
+    writer.finish("finished", "2026-01-01T00:01:00Z")
+    assert changed_files(writer.path) == []
+    text = (writer.path / "manifest.json").read_text()
+    (writer.path / "manifest.json").write_text(text.replace("finished", "interrupted"))
+    assert changed_files(writer.path) == ["manifest.json (changed)"]
