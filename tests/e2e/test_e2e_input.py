@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import signal
 from pathlib import Path
 
 import pytest
-from e2e_cli import MODEL, Cli, cells, manifest, only, requests, rows, text
+from e2e_cli import MODEL, Cli, cells, manifest, only, rows, text
 from fuzzing import invoke
 
 pytestmark = pytest.mark.e2e
@@ -112,24 +111,6 @@ def test_no_secret_is_written_anywhere(cli: Cli) -> None:
     dry = cli.run("run", cli.folder / "s.toml", "--dry-run", "--set", override, env=secrets)
     for secret in hidden:
         assert secret not in dry.all, dry
-
-
-def test_a_run_with_secrets_can_be_resumed(cli: Cli) -> None:
-    """The comparison of scenarios works on what is recorded."""
-
-    scenario = cli.scenario(
-        text(requests=4, output=3).replace(
-            'engine = "reference"', 'engine = "reference"\nenv = { MY_TOKEN = "mine-0123456789" }'
-        )
-    )
-    child = cli.start("run", scenario, "--out", "out")
-    child.says("ladder/c=1 starts")
-    child.signal(signal.SIGINT)
-    assert child.end().code == 130
-    run = only(cli.folder / "out")
-    resumed = cli.run("run", scenario, "--resume", run)
-    assert resumed.fine, resumed
-    assert len(requests(run)) == 8
 
 
 def test_a_patch_leads_nowhere(cli: Cli) -> None:
