@@ -116,7 +116,7 @@ def compare(concurrency: int, step_s: float, laps: int, rounds: int) -> str:
 def held(rounds: int) -> str:
     """Highest event rate at 8 events a write whose load takes no more than 5 % over its ideal time.
 
-    Where the recvmsg loop that only stores holds no more, the server is the limit: the rate at which a client's own core would be
+    Where the recvmsg loop that only stores holds no more, the server is the limit: the rate at which a client's core would be
     full (1 / CPU per event, at 64,000 events/s) stands beside it.
     """
     python = environment("client", PACKAGES)
