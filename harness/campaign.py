@@ -207,6 +207,7 @@ class Campaign:
             self.stop.check()
             self._say(leg, "note", text=f"warming up with {cell.requests} x {cell.prompt_tokens} tokens")
             row, rows = bench.cell(cell, cell.output_tokens or 16)
+            bench.drop_spills()
             if row.outcome == "died":
                 return row.reason
             tpots[cell.prompt_tokens] = median([r.tpot_s for r in rows])
@@ -233,15 +234,14 @@ class Campaign:
         row, rows = bench.cell(cell, output)
         if row.outcome == "ok" and (gone := booted.check()) is not None:
             row = msgspec.structs.replace(row, outcome="died", reason=gone)
-        self._store(leg, folder, row, rows)
+        self._store(leg, folder, bench, row, rows)
         return row.reason or "died" if row.outcome == "died" else None
 
-    def _store(self, leg: LegPlan, folder: Path, row: CellRow, rows: list[RequestRow]) -> None:
+    def _store(self, leg: LegPlan, folder: Path, bench: Bench, row: CellRow, rows: list[RequestRow]) -> None:
         """Requests first, then the cell: a cell's row on disk means that its requests are, too. Then the raw reads may go."""
         self.writer.requests(folder, rows)
         self.writer.cell(row)
-        for spill in folder.glob("rung-*.spill"):
-            spill.unlink()
+        bench.drop_spills()
         ok = sum(r.outcome == "ok" for r in rows)
         failed = sum(r.outcome == "failed" for r in rows)
         self._say(leg, "cell_end", cell=row.cell, outcome=row.outcome, ok=ok, failed=failed, text=row.reason or "")

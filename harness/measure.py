@@ -24,6 +24,8 @@ from evenhand.workload import Workload
 
 PLATEAU_INTERVALS = 4
 """A pressure request keeps decoding for at least this many sample intervals, so that its plateau is seen."""
+STALE_AFTER_S = 3.0
+"""Gauges that stand still for so long, after the client's last request ended, are not going to say that the engine is idle."""
 MAX_FOUND_OUTPUT = 4096
 DEFAULT_OUTPUT = 64
 
@@ -129,6 +131,11 @@ class Bench:
         )
         return row, result.rows
 
+    def drop_spills(self) -> None:
+        """Raw reads whose rows are on disk, or that were never to be kept (warm-up)."""
+        for spill in self.folder.glob("rung-*.spill"):
+            spill.unlink()
+
     def _outcome(self, result: CellResult, restarted: bool) -> Outcome:
         if result.interrupted:
             return "interrupted"
@@ -190,7 +197,7 @@ class Bench:
 
         step_s = min(0.25, self.scenario.watch.interval_s)
         try:
-            settled = wait_idle(read, self.scenario.deadlines.settle_s, StopClock(self.stop), step_s)
+            settled = wait_idle(read, self.scenario.deadlines.settle_s, StopClock(self.stop), step_s, STALE_AFTER_S)
         except Interrupted:  # the cell's requests are over: its row is written, the leg ends after it
             return None, "the run was interrupted"
         return settled.settle_ns, settled.reason

@@ -33,14 +33,19 @@ class Settle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def wait_idle(
-    read: Callable[[], Mapping[str, float | None] | None], limit_s: float, clock: Clock = time, interval_s: float = 0.25
+    read: Callable[[], Mapping[str, float | None] | None],
+    limit_s: float,
+    clock: Clock = time,
+    interval_s: float = 0.25,
+    stale_after_s: float | None = None,
 ) -> Settle:
     """Poll `read` (neutral gauges; None when a scrape failed) until nothing runs or waits and the pool gauge stands still.
 
     Two readings alike when the pool reads empty (one may fall between two requests), HELD_READINGS when it does not: the pool
     gauge may lag behind the request gauge, and a pool that stays occupied is something to be sure of. Ends at `limit_s` with
     a reason: "stale gauges" when no reading ever changed (engines that push only from steps keep their last values for ever
-    after an abort), else what was still busy. Never waits without a limit.
+    after an abort), else what was still busy. `stale_after_s`: a busy reading in which no gauge and no counter moves for so long
+    is stale, too (SGLang 0.5.15 keeps one running request for half a minute after its last). Never waits without a limit.
     """
     start_ns = clock.monotonic_ns()
     limit_ns = start_ns + int(limit_s * 1e9)
@@ -49,10 +54,13 @@ def wait_idle(
     idle_ns: int | None = None
     idle_usage: float | None = None
     alike = 0
+    moved_ns = start_ns
     while True:
         now_ns = clock.monotonic_ns()
         reading = read()
         if reading is not None:
+            if dict(reading) != last:
+                moved_ns = now_ns
             last = dict(reading)
             running, waiting, usage = (last.get(name) for name in ("running", "waiting", "usage"))
             seen.add((running, waiting, usage))
@@ -64,6 +72,10 @@ def wait_idle(
                     return Settle(settle_ns=idle_ns, waited_s=(clock.monotonic_ns() - start_ns) / 1e9, reason=None, values=last)
             else:
                 alike, idle_usage = 0, None
+                if stale_after_s is not None and now_ns - moved_ns >= stale_after_s * 1e9:
+                    still_s = (now_ns - moved_ns) / 1e9
+                    why = f"stale gauges: running {running}, waiting {waiting}, nothing moved for {still_s:.1f} s"
+                    return Settle(settle_ns=None, waited_s=(now_ns - start_ns) / 1e9, reason=why, values=last)
         left_s = (limit_ns - clock.monotonic_ns()) / 1e9
         if left_s <= 0:
             break

@@ -78,3 +78,20 @@ def test_the_reason_says_what_was_seen(read: Callable[[float], Mapping[str, floa
 def test_without_a_queue_gauge_running_decides() -> None:
     settle, _ = wait(lambda t: {"running": 0.0})
     assert settle.reason is None
+
+
+def test_a_busy_reading_in_which_nothing_moves_is_stale_before_the_limit() -> None:
+    """An engine that pushes gauges from steps alone keeps its last running request; waiting for the limit would buy nothing."""
+    clock = FakeClock(0.0)
+    reading = {"running": 1.0, "waiting": 0.0, "usage": 0.0, "generation_tokens": 1801.0}
+    found = wait_idle(lambda: reading, 30.0, clock, 0.25, stale_after_s=3.0)
+    assert found.settle_ns is None
+    assert found.reason is not None
+    assert found.reason.startswith("stale gauges")
+    assert 3.0 <= found.waited_s < 4.0
+
+
+def test_a_counter_that_moves_is_an_engine_at_work() -> None:
+    clock, tokens = FakeClock(0.0), iter(range(10_000))
+    found = wait_idle(lambda: {"running": 1.0, "waiting": 0.0, "generation_tokens": float(next(tokens))}, 8.0, clock, 0.25, 3.0)
+    assert found.waited_s >= 8.0
