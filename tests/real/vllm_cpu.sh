@@ -42,7 +42,7 @@ retry() { # COMMAND...: the index may fail for a while
     say "gave up: $*"
     return 1
 }
-pip() { "$folder/bin/python" -m pip --disable-pip-version-check --quiet --retries 5 --timeout 60 "$@"; }
+pip() { "$folder/bin/python" -m pip --disable-pip-version-check -qq --retries 5 --timeout 60 "$@"; }
 
 say "making $folder ($recipe; some minutes)"
 rm -rf "$folder"
