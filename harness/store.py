@@ -376,6 +376,8 @@ class Run:
             msgspec.convert(self.manifest.plan, _Planned)
         except _NOT_ROWS as error:
             raise StoreError(f"{manifest} is not a manifest of schema {SCHEMA}: {error}") from error
+        if self.manifest.run != safe_name(self.manifest.run):
+            raise StoreError(f"{manifest}: its run is called {self.manifest.run[:100]!r}, which is no folder name")
         if self.manifest.schema > SCHEMA:
             raise StoreError(
                 f"{path} was written with schema {self.manifest.schema}; this evenhand reads up to {SCHEMA}: use a newer one"

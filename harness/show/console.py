@@ -119,7 +119,8 @@ def summarise(path: Path) -> tuple[str, int]:
     if changed:
         lines.append(f"evidence changed since it was sealed: {', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}")
         code = code or 2
-    if not (path / SUMS).exists() and run.manifest.status in ("finished", "interrupted"):
+    unsealed = not (path / SUMS).exists() and run.manifest.status in ("finished", "interrupted")
+    if unsealed:
         lines.append(f"the list of the run's sha256 is gone ({SUMS}): whether its evidence changed cannot be told")
         code = code or 2
     width = max(100, min(shutil.get_terminal_size((140, 40)).columns, 200))
@@ -135,9 +136,12 @@ def summarise(path: Path) -> tuple[str, int]:
     parts += ["\n".join(lines)] if lines else []
     if run.manifest.kind == "gate":
         verdict = gate_verdict(run)
-        write_verdict_files(path, verdict)
+        try:
+            write_verdict_files(path, verdict)
+        except (StoreError, OSError) as error:
+            where += f" (no verdict files written there: {error})"
         parts.append(verdict_text(verdict))
         code = verdict.exit_code
-        if changed:
+        if changed or unsealed:
             code = code or 2
     return "\n\n".join([*parts, where]), code

@@ -262,13 +262,20 @@ def _cell_class(column: str, text: str, align: str) -> str:
     return "none" if text == "-" else "figure"
 
 
+def _clean(value: object) -> object:
+    """Text of a run without control characters; what is markup of our own stays as it is."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return "\n".join(clean(line) for line in value.split("\n"))
+
+
 def render(page: Page, pictures: dict[str, tuple[str, str, str]]) -> str:
     """The page as one HTML file that needs nothing else. `pictures`: slug -> (title, caption, markup made by inline)."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     env = Environment(
         loader=PackageLoader("evenhand.show", "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        lstrip_blocks=True, finalize=_clean,
     )  # fmt: skip
     loader = env.loader
     assert loader is not None

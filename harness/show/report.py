@@ -12,7 +12,7 @@ from evenhand.show.judged import Judged, judge_run
 from evenhand.show.page import Page, page_of, render
 from evenhand.show.style import save
 from evenhand.show.table import SIMULATED, Table, as_csv, as_markdown, escape
-from evenhand.show.verdict_md import verdict_markdown
+from evenhand.show.verdict_md import fenced, verdict_markdown
 from evenhand.store import StoreError, changed_files, open_run, safe_name, write_atomic
 
 
@@ -78,7 +78,7 @@ def markdown(judged: Judged, page: Page, pictures: dict[str, tuple[str, str, str
                 parts.append(f"![{title}]({slug}.svg)\n\n{caption}{mark}")
     if judged.verdict is None:
         parts += ["### What was not measured", _list(page.not_measured), "### How to repeat"]
-        parts += ["```sh\n" + "\n".join(page.commands) + "\n```", f"{escape(page.scenario_note)}."]
+        parts += [fenced(page.commands), f"{escape(page.scenario_note)}."]
     return "\n\n".join(parts) + "\n"
 
 

@@ -77,8 +77,8 @@ def verdict_markdown(verdict: Verdict, manifest: Manifest | None = None, legs: S
     if manifest is not None:
         optional.append(_folded_table(box_table(manifest)))
         if legs:
-            optional.append(_folded("Engine command lines", _code(f"# {who}\n{line}" for who, line in engine_commands(legs))))
-        end = ["### How to repeat", _code(commands(manifest)), escape(scenario_note(manifest)) + "."]
+            optional.append(_folded("Engine command lines", fenced(f"# {who}\n{line}" for who, line in engine_commands(legs))))
+        end = ["### How to repeat", fenced(commands(manifest)), escape(scenario_note(manifest)) + "."]
     return _fitted(parts, optional, end)
 
 
@@ -176,7 +176,7 @@ def _folded_table(table: Table) -> str:
     return _folded(escape(table.title), as_markdown(table).partition("\n\n")[2])  # the summary is its heading
 
 
-def _code(lines: Iterable[str]) -> str:
+def fenced(lines: Iterable[str]) -> str:
     """A fenced block that its content cannot close."""
     body = "\n".join(clean(line) for text in lines for line in text.split("\n")).replace("```", "` ` `")
     return f"```sh\n{body}\n```"

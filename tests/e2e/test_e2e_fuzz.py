@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,54 @@ def test_a_hostile_run_folder_is_judged_or_refused(
         text = (run / "manifest.json").read_bytes()
         (run / "manifest.json").write_bytes(text.replace(b'"finished"', b'"running"'))
     invoke("judge", run)
+
+
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m'
+FREE = frozenset(
+    {
+        "reason",
+        "version",
+        "text",
+        "reasoning",
+        "error_text",
+        "finish_reason",
+        "description",
+        "source",
+        "cold_reason",
+        "cache_reset",
+    }
+    | {"settle_reason", "counters_reason", "tpot_reason", "argv", "inexpressible", "log_warnings", "command", "notes"}
+)
+"""Fields whose text comes from engines, machines and people."""
+
+
+def poisoned(node: object, free: bool = False) -> object:
+    """The same tree with a payload in every free text."""
+    if isinstance(node, dict):
+        inside = {"machine", "versions", "config", "env"}
+        return {key: poisoned(value, free or key in FREE or key in inside) for key, value in node.items()}
+    if isinstance(node, list):
+        return [poisoned(value, free) for value in node]
+    return HOSTILE if free and (node is None or isinstance(node, str)) else node
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_no_text_of_a_run_folder_becomes_markup(folders: Folders, which: int) -> None:
+    run = folders.fresh(folders.runs[which])
+    for file in [run / "manifest.json", *run.rglob("cells.jsonl"), *run.rglob("legs.jsonl"), *run.rglob("requests.jsonl")]:
+        lines = [file.read_text()] if file.suffix == ".json" else file.read_text().splitlines()
+        file.write_text("\n".join(json.dumps(poisoned(json.loads(line))) for line in lines) + "\n")
+    out = folders.home / f"markup-{which}"
+    result = invoke("report", run, "--out", out)
+    assert result.exit_code == 0, result.output
+    judged = invoke("judge", run)
+    assert "\x1b" not in judged.output
+    pages = [p for folder in (out, run / "tables") for p in folder.rglob("*") if p.suffix in (".html", ".md", ".svg", ".csv")]
+    assert any(page.suffix == ".html" for page in pages)
+    for page in pages:
+        text = page.read_text("utf-8")
+        assert "\x1b" not in text, page
+        text = re.sub(r"(?s)```sh.*?\n```", "", text)  # a fenced block shows what it holds, and nothing in it can close it
+        if page.suffix != ".csv":
+            found = re.search(r"(?<!\\)<(script>alert|img src=x)", text)
+            assert found is None, (page, text[max(0, found.start() - 200) : found.end()])
