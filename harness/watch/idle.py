@@ -44,7 +44,7 @@ def wait_idle(
     Two readings alike when the pool reads empty (one may fall between two requests), HELD_READINGS when it does not: the pool
     gauge may lag behind the request gauge, and a pool that stays occupied is something to be sure of. Ends at `limit_s` with
     a reason: "stale gauges" when no reading ever changed (engines that push only from steps keep their last values for ever
-    after an abort), else what was still busy. `stale_after_s`: a busy reading in which no gauge and no counter moves for so long
+    after an abort), else what was still busy. `stale_after_s`: a busy reading in which nothing moves for so long
     is stale, too (SGLang 0.5.15 keeps one running request for half a minute after its last). Never waits without a limit.
     """
     start_ns = clock.monotonic_ns()
