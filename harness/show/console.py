@@ -10,16 +10,18 @@ from pathlib import Path
 import msgspec
 
 from evenhand.judge.columns import Reader
+from evenhand.judge.devices import device_rows
 from evenhand.judge.gate import judge_gate
 from evenhand.judge.ladder import LadderRow, ladder_rows
 from evenhand.judge.ledger import ledger
 from evenhand.judge.pressure import PressureRow, pressure_rows
+from evenhand.judge.reuse import reuse_rows
 from evenhand.judge.verdict import Verdict
 from evenhand.records import HAS_FIGURES
 from evenhand.show.ladder import ladder_table
 from evenhand.show.pressure import pressure_table
 from evenhand.show.table import Table, as_csv, as_markdown, as_text
-from evenhand.show.tables import client_table, ledger_table, refusal_table
+from evenhand.show.tables import client_table, device_cells_table, ledger_table, refusal_table, reuse_table
 from evenhand.show.verdict_md import verdict_text, write_verdict_files
 from evenhand.store import SUMS, TABLES, Run, StoreError, changed_files, open_run, subfolder, write_atomic
 
@@ -53,7 +55,9 @@ def summary(run: Run) -> Summary:
     if pressure:
         tables.append(pressure_table(pressure, simulated))
     extra = [
+        reuse_table(reuse_rows(run, reader), simulated),
         refusal_table(run.legs, simulated),
+        device_cells_table(device_rows(run, ladder, reader), simulated),
         client_table(run.cells, simulated),
     ]
     tables += [table for table in extra if table is not None]

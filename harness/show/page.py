@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from evenhand.judge.arms import different_work, ranking
+from evenhand.judge.devices import device_rows
+from evenhand.judge.reuse import reuse_rows
 from evenhand.records import HAS_FIGURES
 from evenhand.show.console import outcome_lines
 from evenhand.show.judged import Judged
@@ -18,7 +20,15 @@ from evenhand.show.ladder import ladder_table
 from evenhand.show.pressure import pressure_table
 from evenhand.show.repeat import commands, engine_commands, scenario_note
 from evenhand.show.table import SIMULATED, Table, clean, number, visible
-from evenhand.show.tables import DETAIL, client_table, ledger_table, prediction_table, refusal_table
+from evenhand.show.tables import (
+    DETAIL,
+    client_table,
+    device_cells_table,
+    ledger_table,
+    prediction_table,
+    refusal_table,
+    reuse_table,
+)
 from evenhand.show.unmeasured import unmeasured
 from evenhand.show.verdict_md import factored, status_line
 from evenhand.show.verdict_tables import (
@@ -175,6 +185,7 @@ def _sections(judged: Judged) -> list[Section]:
     ladder = ladder_table(judged.ladder, simulated) if judged.ladder else None
     pressure = pressure_table(judged.pressure, simulated) if judged.pressure else None
     devices = _some(device_table(verdict), memory_table(verdict)) if verdict else []
+    devices += _some(device_cells_table(device_rows(run, judged.ladder), simulated))
     return [
         *sections,
         Section(slug="ladder", title="Ladder", tables=_some(ladder), pictures=["ladder-throughput", "ladder-ttft"]),
@@ -184,18 +195,12 @@ def _sections(judged: Judged) -> list[Section]:
             tables=_some(pressure, prediction_table(judged.predicted, simulated)),
             pictures=["pool", "retained-states"],
         ),
-        Section(slug="reuse", title="Prefix reuse", tables=_some(_reuse(judged))),
+        Section(slug="reuse", title="Prefix reuse", tables=_some(reuse_table(reuse_rows(run), simulated))),
         Section(slug="refusals", title="Refusals", tables=_some(refusal_table(run.legs, simulated))),
         Section(slug="ledger", title="Fairness", tables=_ledger(judged)),
         Section(slug="devices", title="Devices", tables=devices, pictures=["gpu"]),
         Section(slug="client", title="Client", tables=_some(client_table(run.cells, simulated))),
     ]
-
-
-def _reuse(judged: Judged) -> Table | None:
-    if not judged.reuse:
-        return None
-    return msgspec.structs.replace(pressure_table(judged.reuse, judged.simulated), title="Reused prefixes")
 
 
 def _ledger(judged: Judged) -> list[Table]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from evenhand.judge.devices import DeviceRow
 from evenhand.judge.ledger import LedgerRow
+from evenhand.judge.reuse import ReuseRow
 from evenhand.predict.from_run import Compared, Comparison
 from evenhand.records import CellRow, LegRow
 from evenhand.show.table import Column, Table, milli, number, whole
@@ -101,6 +103,83 @@ def client_table(cells: Sequence[CellRow], simulated: bool) -> Table | None:
         notes=[
             "lag is own stamp - kernel stamp; figures use the kernel's, so it delays nothing that is reported",
             "CPU per event includes the requests' encoding and the end of messages, not the decoding after the rung",
+        ],
+        simulated=simulated,
+    )
+
+
+def device_cells_table(rows: Sequence[DeviceRow], simulated: bool) -> Table | None:
+    """Clock, power, memory and energy per cell and device."""
+    if not rows:
+        return None
+    several = len({row.uuid for row in rows}) > 1
+    reasons = dict.fromkeys(f"energy: {row.energy_reason}" for row in rows if row.energy_reason)
+    return Table(
+        title="Devices",
+        columns=(
+            Column("arm", "", "left"),
+            Column("cell", "", "left"),
+            Column("device", "", "left"),
+            Column("readings"),
+            Column("SM clock", "MHz"),
+            Column("power", "W"),
+            Column("memory", "GiB"),
+            Column("energy", "J"),
+            Column("output", "tokens"),
+            Column("energy", "J/token"),
+        ),
+        rows=[
+            [
+                row.arm,
+                row.cell + (f" (pass {row.repeat + 1})" if row.repeat else ""),
+                row.uuid if several else "-",
+                whole(row.readings),
+                whole(row.clock_mhz),
+                whole(row.power_w),
+                gib(row.memory_peak_bytes),
+                number(row.energy_j, 4),
+                whole(row.tokens),
+                number(row.energy_per_token_j),
+            ]
+            for row in rows
+        ],
+        notes=[
+            "clock and power: medians of readings at work; energy: the device's counter over the cell and up to one interval more",
+            *reasons,
+        ],
+        simulated=simulated,
+    )
+
+
+def reuse_table(rows: Sequence[ReuseRow], simulated: bool) -> Table | None:
+    """A prefix asked, replayed and extended: cached tokens, TTFT, and whether the replay gave the same output."""
+    if not rows:
+        return None
+    said = {True: "identical", False: "differs", None: "-"}
+    return Table(
+        title="Reuse of a prefix",
+        columns=(
+            Column("arm", "", "left"),
+            Column("prefix", "tokens"),
+            Column("cached, asked"),
+            Column("replayed"),
+            Column("extended"),
+            Column("TTFT, asked", "ms"),
+            Column("replayed", "ms"),
+            Column("extended", "ms"),
+            Column("replay's output", "", "left"),
+            Column("outcome", "", "left"),
+        ),
+        rows=[
+            [
+                row.arm,
+                whole(row.prefix_tokens),
+                *(whole(cached) for cached in row.cached_tokens),
+                *(milli(ttft) for ttft in row.ttft_s),
+                said[row.replay_identical],
+                row.outcome,
+            ]
+            for row in rows
         ],
         simulated=simulated,
     )
