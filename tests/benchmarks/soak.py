@@ -1,6 +1,6 @@
 """Load and soak on the embedded engine: `python tests/benchmarks/soak.py [load|ladder] [SECONDS] [CONCURRENCY,...]`.
 
-load: one rung at c=1024 (120 s). ladder: c = 1 to 32, as long as asked (1800 s). Prints descriptors, memory and processes of
+load: one rung at c=1024 (120 s). ladder: c = 32 to 1, as long as asked (1800 s). Prints descriptors, memory and processes of
 the harness and the engine at the start and at the end, and whether every request has its row. Exits 1 when something leaked.
 """
 
@@ -64,7 +64,7 @@ def main() -> int:
     """Run, watch, count."""
     kind = sys.argv[1] if len(sys.argv) > 1 else "load"
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else (120.0 if kind == "load" else 1800.0)
-    default = [1024] if kind == "load" else [1, 2, 4, 8, 16, 32]
+    default = [1024] if kind == "load" else [32, 16, 8, 4, 2, 1]
     rungs = [int(c) for c in sys.argv[3].split(",")] if len(sys.argv) > 3 else default
     with tempfile.TemporaryDirectory() as home:
         (Path(home) / "s.toml").write_text(scenario(rungs, seconds))
