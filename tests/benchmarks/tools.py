@@ -83,10 +83,13 @@ def aiperf_ttft(plan: Plan) -> list[float]:
 
 
 def guidellm_command(plan: Plan) -> list[str]:
-    command = [str(CACHE / "bench-guidellm" / "bin" / "guidellm"), "benchmark", "--target", plan.url, "--model", "model"]
-    command += ["--profile", "concurrent", "--rate", str(plan.concurrency), "--max-requests", str(plan.requests)]
-    command += ["--data", f"prompt_tokens=8,output_tokens={TOKENS}", "--processor", str(plan.tokenizer)]
-    return [*command, "--output-path", str(plan.folder / "guidellm.json"), "--disable-console-interactive"]
+    command = [str(CACHE / "bench-guidellm" / "bin" / "guidellm"), "run", "--disable-console-interactive"]
+    command += ["--backend", f"kind=openai_http,target={plan.url},model=model,request_format=/v1/completions"]
+    command += ["--profile", f"kind=concurrent,streams={plan.concurrency}"]
+    command += ["--constraint", f"kind=max_requests,count={plan.requests}"]
+    command += ["--tokenizer", f"kind=hf_auto,model={plan.tokenizer}"]
+    command += ["--data", f"kind=synthetic_text,prompt_tokens=8,output_tokens={TOKENS}"]
+    return [*command, "--output", f"kind=json,path={plan.folder / 'guidellm.json'}"]
 
 
 def guidellm_ttft(plan: Plan) -> list[float]:
@@ -116,7 +119,7 @@ def one(tool: str, concurrency: int, laps: int, tokenizer: Path) -> str:
                 return f"| {tool} | {concurrency} | skipped: {command[0]} is not installed | | | | |"
             begun = time.time()
             with (folder / "output.txt").open("wb") as output:
-                child = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+                child = subprocess.Popen(command, stdout=output, stderr=output)
                 _, status, usage = os.wait4(child.pid, 0)
             child.returncode = os.waitstatus_to_exitcode(status)
             print(f"{tool} c={concurrency}: exit {child.returncode}", file=sys.stderr)
