@@ -145,12 +145,13 @@ def judge(run: RunFolder) -> None:
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, such as results/NAME-STAMP.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for reports.", show_default=True)] = Path("reports"),
+    fixed: Annotated[str, typer.Option("--fixed-arms", help="Comma list of arms that retire states across null gaps.")] = "",
 ) -> None:
     """Write a report of each stored run: one HTML file that needs no network, Markdown, CSV tables, SVG and PNG pictures."""
     from evenhand.show.report import report as write
 
     try:
-        for page in write(runs, out):
+        for page in write(runs, out, [arm for arm in fixed.split(",") if arm]):
             typer.echo(f"{page}")
     except _known_errors() as error:
         fail(error)

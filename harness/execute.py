@@ -98,6 +98,9 @@ def create(
     writer = RunWriter.create(out, scenario.name, stamp, manifest)
     if file is not None:
         write_atomic(writer.path / "scenario.toml", redact(file.read_text("utf-8"), secrets).encode())
+    config = Path(scenario.model) / "config.json"
+    if config.is_file():
+        write_atomic(writer.path / MODEL_CONFIG, config.read_bytes())
     return writer
 
 

@@ -8,6 +8,8 @@ raised by one whenever a field changes its meaning; readers accept rows that lac
 A run directory holds:
 
     manifest.json        Manifest: written before the first request, replaced by rename when the run ends
+    scenario.toml        the scenario file as it was
+    model-config.json    the model's config.json
     cells.jsonl          CellRow: one per (leg, cell), appended when the cell ends
     legs.jsonl           LegRow: one per boot, appended when the leg ends
     replays.jsonl        RequestRow: untimed replays (with margins) of requests that diverged in a gate

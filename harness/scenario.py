@@ -62,6 +62,9 @@ class Arm(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Overrides the scenario's pool for this arm (then a gate's comparison is void)."""
     draft: Draft | None = None
     seats: int | None = None
+    null_gap_fix: bool | None = None
+    """For prediction alone: whether this arm retires recurrent states across null gaps. A patched arm that does not say has
+    no prediction."""
 
 
 class Prompts(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -26,6 +26,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 SUMS = "sha256.json"
 _UNSEALED = {SUMS, "verdict.json", "verdict.md", "junit.xml"}
 """Written by judging, or the list itself: not part of what was measured."""
+MODEL_CONFIG = "model-config.json"
+"""Copy of the model's config.json: prediction needs its shape, years later and on another machine."""
 OVERLAYS = "overlay"
 """Folder of the arms' overlays (links) while a run is on."""
 TABLES = "tables"

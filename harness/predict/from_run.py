@@ -63,7 +63,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare_run(
     run: RunView, model: Model, *, fixed_arms: Collection[str] = (), rows: Sequence[PressureRow] | None = None
 ) -> Comparison:
-    """Hold every pressure row against prediction; `fixed_arms` have the null-gap fix, as have arms whose options say so.
+    """Hold every pressure row against prediction; `fixed_arms` have the null-gap fix, as have arms whose scenario says so. What
+    a patch does to the pool is not known from its text: a patched arm of which nobody says it has no prediction.
     `rows`: pressure rows where they were judged before.
 
     Block size, batch, depth, caching and scheduling are what each running engine reported, never what was asked; where an
@@ -71,7 +72,7 @@ def compare_run(
     """
     legs = {leg.leg: leg for leg in run.legs}
     scenario = run.manifest.scenario
-    fixed = {*fixed_arms, *_fixed_by_options(scenario)}
+    said = {str(arm.get("name")): _declared_fix(arm) for arm in scenario.get("arm", [])} | dict.fromkeys(fixed_arms, True)
     compared_rows: list[Compared] = []
     found: list[Finding | None] = [_from_leg(leg, model) for leg in run.legs]
     found += [
@@ -82,7 +83,7 @@ def compare_run(
     for row in pressure_rows(run) if rows is None else rows:
         if not row.has_figures or row.leg not in legs:  # the leg of a killed run has no row
             continue
-        compared = _compare(row, legs[row.leg], model.shape, scenario, row.arm in fixed)
+        compared = _compare(row, legs[row.leg], model.shape, scenario, said.get(row.arm, False))
         compared_rows.append(compared)
         found += _findings(row, compared)
     seats = max((leg.seats_resolved or leg.seats_requested or 0 for leg in run.legs), default=0)
@@ -132,16 +133,18 @@ def leg_budget(leg: LegRow, scenario: Mapping[str, Any], *, fixed: bool) -> Budg
     )
 
 
-def _compare(row: PressureRow, leg: LegRow, shape: ModelShape, scenario: Mapping[str, Any], fixed: bool) -> Compared:
+def _compare(row: PressureRow, leg: LegRow, shape: ModelShape, scenario: Mapping[str, Any], fixed: bool | None) -> Compared:
     base = Compared(
         arm=row.arm,
         leg=row.leg,
         cell=row.cell,
         prompt_tokens=row.prompt_tokens,
-        fixed=fixed,
+        fixed=bool(fixed),
         sampled_blocks=row.peak_blocks,
         exact_blocks=row.exact_blocks,
     )
+    if fixed is None:
+        return msgspec.structs.replace(base, reason="a patched arm: say null_gap_fix = true or false in its [[arm]]")
     pool = leg.pool
     if pool is None or not pool.block_tokens:
         return msgspec.structs.replace(base, reason="the engine did not say its block size")
@@ -185,9 +188,15 @@ def _from_leg(leg: LegRow, model: Model) -> Finding | None:
     return refusal_figure(model.shape, refusal.slots_per_seat - 1, refusal.seats, refusal.needed_bytes / GIB)
 
 
-def _fixed_by_options(scenario: Mapping[str, Any]) -> set[str]:
-    arms = [arm for arm in scenario.get("arm", []) if isinstance(arm.get("options"), dict)]
-    return {str(arm.get("name")) for arm in arms if _true(arm["options"].get("null_gap_fix"))}
+def _declared_fix(arm: Mapping[str, Any]) -> bool | None:
+    """What the scenario says of an arm's null-gap fix; None: it is patched, and nobody says."""
+    options = arm.get("options")
+    if isinstance(options, dict) and "null_gap_fix" in options:
+        return _true(options["null_gap_fix"])
+    said = arm.get("null_gap_fix")
+    if isinstance(said, bool):
+        return said
+    return None if arm.get("patch") or arm.get("patches") or arm.get("commit") else False
 
 
 def _config(leg: LegRow, key: str) -> Any:

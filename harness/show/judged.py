@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -17,7 +16,7 @@ from evenhand.judge.verdict import Verdict
 from evenhand.predict.config import read_model
 from evenhand.predict.from_run import Comparison, compare_run
 from evenhand.predict.pages import PredictError
-from evenhand.store import Run
+from evenhand.store import MODEL_CONFIG, Run
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,8 +52,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
         return list(dict.fromkeys([*named, *(leg.arm for leg in self.run.legs)]))
 
 
-def judge_run(run: Run, now_utc: str) -> Judged:
-    """Judge a stored run. Reads every file of it once."""
+def judge_run(run: Run, now_utc: str, fixed_arms: Sequence[str] = ()) -> Judged:
+    """Judge a stored run. Reads every file of it once. `fixed_arms`: see predict.from_run.compare_run."""
     reader = Reader(run)
     ladder = ladder_rows(run, reader)
     pressure = pressure_rows(run, reader)
@@ -68,7 +67,7 @@ def judge_run(run: Run, now_utc: str) -> Judged:
         reuse=pressure_rows(run, reader, kinds=("reuse",)),
         ledger=ledger(run, ladder),
         verdict=judge_gate(run, now_utc, reader) if gate else None,
-        predicted=_predicted(run, pressure),
+        predicted=_predicted(run, pressure, fixed_arms),
     )
 
 
@@ -78,12 +77,13 @@ def _rungs(run: Run, reader: Reader, ladder: Sequence[LadderRow]) -> list[Ladder
     return first if alone else by_arm(run, reader)
 
 
-def _predicted(run: Run, rows: Sequence[PressureRow]) -> Comparison | None:
-    model = run.manifest.scenario.get("model")
-    if not rows or not isinstance(model, str) or not (Path(model) / "config.json").is_file():
+def _predicted(run: Run, rows: Sequence[PressureRow], fixed_arms: Sequence[str]) -> Comparison | None:
+    """From the model's config as the run kept it; None where that was not kept or cannot be used."""
+    kept = run.path / MODEL_CONFIG
+    if not rows or not kept.is_file() or kept.is_symlink():
         return None
     asked = {key: run.manifest.scenario.get(key) for key in ("cache_dtype", "state_dtype", "dtype")}
     try:
-        return compare_run(run, read_model(Path(model), **asked), rows=rows)
+        return compare_run(run, read_model(kept, **asked), rows=rows, fixed_arms=fixed_arms)
     except PredictError:
         return None

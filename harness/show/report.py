@@ -16,7 +16,7 @@ from evenhand.show.verdict_md import fenced, verdict_markdown
 from evenhand.store import StoreError, changed_files, open_run, safe_name, write_atomic
 
 
-def report(runs: Sequence[Path], out: Path) -> list[Path]:
+def report(runs: Sequence[Path], out: Path, fixed_arms: Sequence[str] = ()) -> list[Path]:
     """Write `out/RUN/` for every run: report.html (needs no network), report.md, CSV tables, SVG and PNG pictures.
 
     Returns the HTML files. Raises StoreError, JudgeError or RuleError in one sentence. An interrupted run is marked partial.
@@ -27,7 +27,7 @@ def report(runs: Sequence[Path], out: Path) -> list[Path]:
         folder = out / safe_name(path.resolve().name)
         if folder.resolve() == path.resolve():
             raise StoreError(f"{folder} is the run itself; choose another folder with --out")
-        judged = judge_run(run, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+        judged = judge_run(run, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), fixed_arms)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             pages.append(write_report(judged, page_of(judged, changed_files(path)), folder))

@@ -144,7 +144,7 @@ def device_cells_table(rows: Sequence[DeviceRow], simulated: bool) -> Table | No
             for row in rows
         ],
         notes=[
-            "clock and power: medians of readings at work; energy: the device's counter over the cell and up to one interval more",
+            "clock and power: medians of readings at work; energy: its counter over the cell, give or take one interval",
             *reasons,
         ],
         simulated=simulated,
