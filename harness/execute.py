@@ -26,7 +26,7 @@ from evenhand.progress import Event, Listener
 from evenhand.records import Manifest
 from evenhand.secrecy import known_secrets, recorded_scenario, recorded_words
 from evenhand.stop import Stop
-from evenhand.store import RunWriter, StoreError, write_atomic
+from evenhand.store import MODEL_CONFIG, RunWriter, StoreError, write_atomic
 
 
 def utc_now() -> str:
