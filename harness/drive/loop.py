@@ -31,6 +31,9 @@ _ALIVE_NS = 500_000_000
 _PROGRESS_NS = 250_000_000
 _SPILL_PER_PASS = 4
 """Exchanges written between two looks at the sockets while these are quiet."""
+MAX_ANSWER_BYTES = 64 << 20
+"""An answer is kept until it ends; one that never does must not fill the memory."""
+_MANY_READS = 1024
 _SPILL_PER_TICK = 64
 """Exchanges written each TICK_NS when they have not been quiet for that long."""
 
@@ -454,11 +457,18 @@ def overdue(link: Link, now_ns: int, deadlines: Deadlines) -> str | None:
     if now_ns - (link.exchange.send_ns or link.since_ns) > deadlines.total_s * 1e9:
         return f"total timeout: not finished within {deadlines.total_s:g} s"
     if link.reads:
+        if len(link.reads) > _MANY_READS and _estimate(link.reads) > MAX_ANSWER_BYTES:
+            return f"the answer is longer than {MAX_ANSWER_BYTES >> 20} MiB"
         if now_ns - link.reads[-1][0] > deadlines.silence_s * 1e9:
             return f"read timeout: silent for {deadlines.silence_s:g} s"
     elif now_ns - link.since_ns > deadlines.first_byte_s * 1e9:
         return f"first byte timeout: nothing came within {deadlines.first_byte_s:g} s"
     return None
+
+
+def _estimate(reads: Sequence[tuple[int, Any, bytes]]) -> int:
+    """Bytes of an answer so far, from its last reads: adding all of them up at every tick would cost more than it is worth."""
+    return sum(len(read[2]) for read in reads[-64:]) * len(reads) // min(64, len(reads))
 
 
 def seal(exchange: Exchange, reads: Sequence[tuple[int, Any, bytes]]) -> Exchange:

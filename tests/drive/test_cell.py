@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -118,6 +119,26 @@ def test_b24_a_silent_stream_is_one_failed_row(tmp_path: Path) -> None:
     assert hung.end_ns is not None
     assert hung.first_token_ns is not None
     assert hung.end_ns - hung.first_token_ns >= 200_000_000
+
+
+def test_an_endless_answer_is_cut_and_the_others_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evenhand.drive.loop.MAX_ANSWER_BYTES", 4 << 20)
+    flood = chunk(event(text("x" * 60_000)))
+
+    def script(sock: socket.socket, number: int, request: bytes) -> None:
+        if b'"prompt":[1]' in request:
+            with contextlib.suppress(OSError):
+                sock.sendall(HEAD)
+                while True:
+                    sock.sendall(flood)
+        else:
+            sock.sendall(tokens(4))
+
+    with serving(script) as server:
+        result = run(server.url, tmp_path, prompts=[[0], [1], [2]], concurrency=3)
+    assert sorted(row.outcome for row in result.rows) == ["failed", "ok", "ok"]
+    (cut,) = [row for row in result.rows if row.outcome == "failed"]
+    assert cut.reason == "the answer is longer than 4 MiB"
 
 
 def test_b25_every_deadline_ends_in_a_row_with_its_name(tmp_path: Path) -> None:
