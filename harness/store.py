@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import itertools
 import os
 import secrets
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -173,21 +174,25 @@ class RunWriter:
         """Columnar copies, the sha256 of every file, and last the final manifest: a run that says it ended is sealed."""
         try:
             self._close_files()
-            try:
-                columnar(self.path)
-                failure = None
-            except (OSError, ValueError, TypeError, OverflowError) as error:
-                failure = error
+            failure = _columnar_apart(self.path)
             self.manifest = msgspec.structs.replace(self.manifest, status=status, ended_utc=ended_utc)
             data = self._manifest_bytes()
             seal(self.path, {"manifest.json": hashlib.sha256(data).hexdigest()})
             write_atomic(self.path / "manifest.json", data)
             if failure is not None:
-                raise StoreError(
-                    f"rows are safe as JSON lines, but no Parquet copy could be made in {self.path}: {failure}"
-                ) from failure
+                raise StoreError(f"rows are safe as JSON lines, but no Parquet copy could be made in {self.path}: {failure}")
         finally:
             self.close()
+
+
+def _columnar_apart(path: Path) -> str | None:
+    """Columnar copies, from a process of its own: its libraries are no memory of the client. None: done, else why not."""
+    argv = [sys.executable, "-m", "evenhand.columnar", str(path)]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, start_new_session=True, check=False)
+    except OSError as error:
+        return str(error)
+    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
 def mend(file: Path) -> None:
@@ -469,41 +474,6 @@ def open_run(path: Path) -> Run:
 
 
 # --- the end of a run -----------------------------------------------------------------------------------------------------
-
-
-def columnar(path: Path) -> None:
-    """requests.parquet and samples.parquet, made beside and renamed; heavy imports only here."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    for name in ("requests", "samples"):
-        files = [f for f in sorted(path.glob(f"[0-9][0-9][0-9]-*/{name}.jsonl")) if not f.parent.is_symlink()]
-        if not files:
-            continue
-        kind: type[msgspec.Struct] = RequestRow if name == "requests" else SampleRow
-        # a few thousand rows at a time: as Python objects all of a long run would take gigabytes
-        tables = [pa.Table.from_pylist(part) for file in files for part in _batches(stream_rows(file, kind))]
-        if not tables:
-            continue
-        table = pa.concat_tables(tables, promote_options="permissive")
-        temporary = path / f".{name}.parquet.tmp"
-        with fresh(temporary) as stream:
-            pq.write_table(table, stream, compression="zstd")
-        temporary.replace(path / f"{name}.parquet")
-
-
-def _batches(rows: Iterator[msgspec.Struct], size: int = 2000) -> Iterator[list[dict[str, Any]]]:
-    """Flat rows for a table, `size` at a time."""
-    while part := list(itertools.islice(rows, size)):
-        plain = [msgspec.to_builtins(row) for row in part]
-        for row in plain:
-            if "sampling" in row:
-                row["sampling"] = msgspec.json.encode(row["sampling"]).decode()
-            if "values" in row:  # as columns: `usage`, `running`, ...
-                row.pop("by_engine")
-                row.update(row.pop("values"))
-        names = dict.fromkeys(name for row in plain for name in row)  # pyarrow takes those of the first row only
-        yield [{name: row.get(name) for name in names} for row in plain]
 
 
 def _hash(file: Path) -> str:
