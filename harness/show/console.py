@@ -11,7 +11,7 @@ import msgspec
 
 from evenhand.judge.columns import Reader
 from evenhand.judge.devices import device_rows
-from evenhand.judge.gate import judge_gate
+from evenhand.judge.gate import across_arms, judge_gate
 from evenhand.judge.ladder import LadderRow, ladder_rows
 from evenhand.judge.ledger import ledger
 from evenhand.judge.pressure import PressureRow, pressure_rows
@@ -21,8 +21,8 @@ from evenhand.records import HAS_FIGURES
 from evenhand.show.ladder import ladder_table
 from evenhand.show.pressure import pressure_table
 from evenhand.show.table import Table, as_csv, as_markdown, as_text
-from evenhand.show.tables import client_table, device_cells_table, ledger_table, refusal_table, reuse_table
-from evenhand.show.verdict_md import verdict_text, write_verdict_files
+from evenhand.show.tables import across_table, client_table, device_cells_table, ledger_table, refusal_table, reuse_table
+from evenhand.show.verdict_md import status_line, verdict_text, write_verdict_files
 from evenhand.store import SUMS, TABLES, Run, StoreError, changed_files, open_run, subfolder, write_atomic
 
 
@@ -57,6 +57,7 @@ def summary(run: Run) -> Summary:
     extra = [
         reuse_table(reuse_rows(run, reader), simulated),
         refusal_table(run.legs, simulated),
+        across_table(across_arms(run, reader), simulated) if run.manifest.kind == "run" else None,
         device_cells_table(device_rows(run, ladder, reader), simulated),
         client_table(run.cells, simulated),
     ]
@@ -141,10 +142,12 @@ def summarise(path: Path) -> tuple[str, int]:
     if run.manifest.kind == "gate":
         verdict = gate_verdict(run)
         try:
-            write_verdict_files(path, verdict)
+            said = write_verdict_files(path, verdict)
+            where += "".join(f"\n{text}" for text in said)
         except (StoreError, OSError) as error:
             where += f" (no verdict files written there: {error})"
-        parts.append(verdict_text(verdict))
+        parts.append(verdict_text(verdict, width))
+        where += f"\n\n{status_line(verdict)}"
         code = verdict.exit_code
         if changed or unsealed:
             code = code or 2

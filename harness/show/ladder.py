@@ -18,13 +18,17 @@ COLUMNS = (
     Column("TPOT p50", "ms"),
     Column("run"),
     Column("wait"),
-    Column("preempt"),
+    Column("preempt", spare=True),
     Column("pool", "%"),
-    Column("blocks"),
-    Column("cached", "%"),
+    Column("blocks", spare=True),
+    Column("cached", "%", spare=True),
     Column("accept", "%"),
-    Column("lag p99", "ms"),
+    Column("lag p99", "ms", spare=True),
     Column("outcome", "", "left"),
+)
+
+LEGEND = (
+    "run, wait, pool, blocks: the most that any sample of /metrics showed (requests running, waiting; use of the cache pool)"
 )
 
 
@@ -37,7 +41,7 @@ def ladder_table(rows: Sequence[LadderRow], simulated: bool, notes: Sequence[str
         title="Concurrency ladder",
         columns=COLUMNS,
         rows=[_line(row, _leg(row) if several else "-") for row in ordered],
-        notes=[*_row_notes(ordered), *notes],
+        notes=[*([LEGEND] if any(row.peak_running is not None for row in rows) else []), *_row_notes(ordered), *notes],
         simulated=simulated,
     )
 
@@ -90,6 +94,8 @@ def _row_notes(rows: Sequence[LadderRow]) -> list[str]:
         ):
             if value is None and reason:
                 reasons.setdefault(f"{what}: {reason}", []).append(f"{row.arm}@{row.concurrency}")
+        if row.outcome != "ok" and row.reason:
+            reasons.setdefault(f"{row.outcome}: {row.reason}", []).append(f"{row.arm}@{row.concurrency}")
         for note in row.notes:
             reasons.setdefault(note, []).append(f"{row.arm}@{row.concurrency}")
     return [f"{reason} ({', '.join(cells) if len(cells) < 5 else f'{len(cells)} cells'})" for reason, cells in reasons.items()]

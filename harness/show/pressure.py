@@ -15,11 +15,11 @@ COLUMNS = (
     Column("peak", "%"),
     Column("sampled", "blocks"),
     Column("exact", "blocks"),
-    Column("at step"),
-    Column("missed", "blocks"),
-    Column("samples"),
-    Column("gap", "ms"),
-    Column("settle", "%"),
+    Column("at step", spare=True),
+    Column("missed", "blocks", spare=True),
+    Column("samples", spare=True),
+    Column("gap", "ms", spare=True),
+    Column("settle", "%", spare=True),
     Column("TTFT", "ms"),
     Column("retained states", "", "left"),
     Column("outcome", "", "left"),
@@ -79,6 +79,12 @@ def _notes(rows: Sequence[PressureRow]) -> list[str]:
         notes.append(
             f"sampled peaks are lower bounds: the largest of the samples taken, a prefill's own peak can hide between two{one}"
         )
+    if any(row.exact_blocks is not None for row in rows):
+        notes.append(
+            "exact: every step counted inside the engine; missed: what the largest sample of /metrics fell short of it"
+        )
+    if any(row.samples for row in rows):
+        notes.append("gap: longest time without a sample; settle: use of the pool once idle again")
     reasons: dict[str, list[str]] = {}
     for row in rows:
         for what, reason in (("peak", row.peak_reason), ("settle", row.settle_reason), ("TTFT", row.ttft_reason)):

@@ -19,6 +19,8 @@ class Column(msgspec.Struct, frozen=True):
     name: str
     unit: str = ""
     align: Literal["left", "right"] = "right"
+    spare: bool = False
+    """Left out where a terminal is too narrow for all columns."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,12 +51,14 @@ def visible(table: Table) -> list[int]:
 
 
 def as_text(table: Table, width: int = 0) -> str:
-    """Aligned columns for a terminal. Columns without any figure are left out; with `width`, the last column is wrapped."""
-    keep = visible(table)
+    """Aligned columns for a terminal. Columns without any figure are left out; with `width`, the last column is wrapped
+    and, where that is not enough, spare columns are left out from the right and named below.
+    """
+    keep, narrow = _fitting(table, visible(table), width)
     columns = [table.columns[i] for i in keep]
     rows = [[clean(row[i]) for i in keep] for row in table.rows]
     units = any(column.unit for column in columns)
-    widths = [max([len(column.name), len(column.unit), *(len(row[n]) for row in rows)]) for n, column in enumerate(columns)]
+    widths = [_breadth(table, i) for i in keep]
     room = width - sum(widths[:-1]) - 2 * (len(widths) - 1) if width else 0
     if width and columns[-1].align == "left" and widths[-1] > max(room, 24):
         widths[-1] = max(room, 24)
@@ -75,11 +79,33 @@ def as_text(table: Table, width: int = 0) -> str:
         pieces = _wrap(row[-1], widths[-1])
         out.append(line([*row[:-1], pieces[0]]))
         out += [line([*[""] * (len(row) - 1), piece]) for piece in pieces[1:]]
-    if table.notes:
+    notes = [*table.notes, *narrow]
+    if notes:
         out.append("")
-        for note in table.notes:
+        for note in notes:
             out += _wrap(clean(note), width or 120, indent="  ")
     return "\n".join(out)
+
+
+def _breadth(table: Table, i: int) -> int:
+    column = table.columns[i]
+    return max([len(column.name), len(column.unit), *(len(clean(row[i])) for row in table.rows)])
+
+
+def _fitting(table: Table, keep: list[int], width: int) -> tuple[list[int], list[str]]:
+    """The columns that fit, and a sentence about those that do not."""
+    out: list[int] = []
+
+    def total(columns: list[int]) -> int:
+        last = columns[-1]
+        ragged = min(_breadth(table, last), 24) if table.columns[last].align == "left" else _breadth(table, last)
+        return sum(_breadth(table, i) for i in columns[:-1]) + ragged + 2 * (len(columns) - 1)
+
+    spare = [i for i in keep if table.columns[i].spare]
+    while width and spare and total([i for i in keep if i not in out]) > width:
+        out.insert(0, spare.pop())
+    names = ", ".join(table.columns[i].name for i in out)
+    return [i for i in keep if i not in out], [f"left out at {width} columns: {names}"] if out else []
 
 
 def _wrap(text: str, width: int, indent: str = "") -> list[str]:

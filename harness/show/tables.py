@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from evenhand.judge import equality
 from evenhand.judge.devices import DeviceRow
 from evenhand.judge.ledger import LedgerRow
 from evenhand.judge.reuse import ReuseRow
@@ -88,16 +89,16 @@ def client_table(cells: Sequence[CellRow], simulated: bool) -> Table | None:
         columns=(
             Column("arm", "", "left"),
             Column("cell", "", "left"),
-            Column("stamp", "", "left"),
+            Column("stamp", "", "left", spare=True),
             Column("events"),
-            Column("coalesced"),
+            Column("coalesced", spare=True),
             Column("lag p50", "ms"),
             Column("p99", "ms"),
             Column("max", "ms"),
             Column("CPU", "us/event"),
-            Column("turn-around", "ms"),
-            Column("send lag", "ms"),
-            Column("processes"),
+            Column("turn-around", "ms", spare=True),
+            Column("send lag", "ms", spare=True),
+            Column("processes", spare=True),
         ),
         rows=rows,
         notes=[
@@ -185,17 +186,44 @@ def reuse_table(rows: Sequence[ReuseRow], simulated: bool) -> Table | None:
     )
 
 
+def across_table(comparisons: Sequence[equality.Comparison], simulated: bool) -> Table | None:
+    """Outputs of different arms on the same prompts: as ids where both send them, and as text. Reported, never gated."""
+    totals: dict[str, list[int]] = {}
+    for one in comparisons:
+        counts = (one.compared, one.compared - one.text_mismatches, one.ids_known, one.identical if one.ids_known else 0)
+        sums = totals.setdefault(one.label.partition(": ")[2], [0] * len(counts))
+        sums[:] = [a + b for a, b in zip(sums, counts, strict=True)]
+    rows = [[label, *(whole(n) for n in counts)] for label, counts in totals.items() if counts[0]]
+    if not rows:
+        return None
+    return Table(
+        title="Outputs across arms",
+        columns=(
+            Column("arms", "", "left"),
+            Column("compared", "requests"),
+            Column("same text"),
+            Column("both sent ids"),
+            Column("same ids"),
+        ),
+        rows=rows,
+        notes=["different engines round differently, so greedy outputs part: this is reported and never judged"],
+        simulated=simulated,
+    )
+
+
 DETAIL = ("config ", "env ")
 """Facts that only the long form of the ledger lists."""
 
 
 def ledger_table(rows: Sequence[LedgerRow], simulated: bool, brief: bool = False) -> Table | None:
-    """What each arm's engine resolved, read back from it; rows that differ are marked. `brief`: without DETAIL."""
+    """What each arm's engine resolved, read back from it; rows that differ are marked. `brief`: of DETAIL only
+    configuration that differs.
+    """
     if not rows:
         return None
     arms = list(dict.fromkeys(arm for row in rows for arm in row.values))
     known = [row for row in rows if any(value is not None for value in row.values.values())]
-    shown = [row for row in known if not (brief and row.name.startswith(DETAIL))]
+    shown = [row for row in known if not brief or not row.name.startswith(DETAIL) or (len(arms) > 1 and _told_apart(row))]
     notes = (
         ["!= marks facts in which the arms differ; - is not reported, which is not the same as equal"] if len(arms) > 1 else []
     )
@@ -219,10 +247,19 @@ def ledger_table(rows: Sequence[LedgerRow], simulated: bool, brief: bool = False
     )
 
 
+def _told_apart(row: LedgerRow) -> bool:
+    """Configuration that arms of one engine have and differ in: what an A/B is about."""
+    values = list(row.values.values())
+    return row.differs and row.name.startswith("config ") and None not in values and len(values) > 1
+
+
 def _short(value: str | None, limit: int) -> str:
     if value is None:
         return "-"
-    return value if len(value) <= limit else value[: limit - 3] + "..."
+    if len(value) <= limit:
+        return value
+    # the end of a path says more than its beginning
+    return "..." + value[3 - limit :] if value.startswith("/") and " " not in value else value[: limit - 3] + "..."
 
 
 def prediction_table(found: Comparison | None, simulated: bool) -> Table | None:
