@@ -34,7 +34,6 @@ Resume = Annotated[
 Live = Annotated[
     int | None, typer.Option("--live", metavar="PORT", help="Serve progress for Prometheus on this loopback port.")
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as results/NAME-STAMP.")]
 
 
 def fail(sentence: object, code: int = 2) -> NoReturn:
@@ -130,22 +129,31 @@ def _report(path: Path) -> int:
 
 
 @app.command()
-def judge(run: RunFolder) -> None:
-    """Judge a stored run again, without its engines: same tables, same verdict, same exit code."""
+def judge(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, such as results/NAME-STAMP.")],
+) -> None:
+    """Judge stored runs again, without their engines: same tables, same verdict, same exit code (of several, the highest)."""
     from evenhand.recover import recover
 
-    try:
-        recover(run)
-    except _known_errors() as error:
-        fail(error)
-    raise typer.Exit(_report(run))
+    code = 0
+    for n, run in enumerate(runs):
+        if len(runs) > 1:
+            typer.echo(("\n" if n else "") + f"==> {run}\n")
+        try:
+            recover(run)
+        except _known_errors() as error:
+            fail(error)
+        code = max(code, _report(run))
+    raise typer.Exit(code)
 
 
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, such as results/NAME-STAMP.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for reports.", show_default=True)] = Path("reports"),
-    fixed: Annotated[str, typer.Option("--fixed-arms", help="Comma list of arms that retire states across null gaps.")] = "",
+    fixed: Annotated[
+        str, typer.Option("--fixed-arms", help="Comma list of arms whose engine frees recurrent states behind null blocks.")
+    ] = "",
 ) -> None:
     """Write a report of each stored run: one HTML file that needs no network, Markdown, CSV tables, SVG and PNG pictures."""
     from evenhand.show.report import report as write
@@ -197,13 +205,29 @@ def scenarios(
         if target.exists():
             fail(f"{target} exists already; move it away first")
         target.write_bytes(file.read_bytes())
-        typer.echo(f"{target} written; its relative paths count from its own folder")
+        beside = _copy_beside(file, Path())
+        typer.echo(" and ".join([str(target), *beside]) + " written; relative paths count from the scenario's own folder")
         return
     import tomllib
 
     for file in sorted(shipped_folder().glob("*.toml")):
         data = tomllib.loads(file.read_text("utf-8"))
         typer.echo(f"{file.stem:24} {data.get('description', '')}")
+
+
+def _copy_beside(file: Path, here: Path) -> list[str]:
+    """Copy what a shipped scenario names in its own folder (models, patches), so that the copy runs as it is."""
+    import re
+    import shutil
+
+    done = []
+    for name in dict.fromkeys(re.findall(r'"((?:models|patches)/[^"]+)"', file.read_text("utf-8"))):
+        source, target = file.parent / name, here / name
+        if source.exists() and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
+            done.append(name)
+    return done
 
 
 @app.command("tiny-model")
@@ -258,7 +282,9 @@ def predict(
     from_: Annotated[
         Path | None, typer.Option("--from", metavar="RUN", help="Put the prediction beside what this run measured.")
     ] = None,
-    fixed: Annotated[str, typer.Option("--fixed-arms", help="With --from: arms that retire states across null gaps.")] = "",
+    fixed: Annotated[
+        str, typer.Option("--fixed-arms", help="With --from: arms whose engine frees recurrent states behind null blocks.")
+    ] = "",
 ) -> None:
     """What the cache pool should need, before anything runs: pages, slots, seats, refusals and peaks, by each engine's rule."""
     from evenhand.engines import engine

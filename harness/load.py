@@ -176,7 +176,17 @@ def _sentence(message: str, data: dict[str, Any], path: Path) -> str:
         key = f"{where}.{match[1]}" if where else match[1]
         return f"{path}: key {key!r} is missing; {_needed(match[1])}"
     found = _value_at(data, where)
+    if match := re.fullmatch(r"Expected `([^`]*)`, got `\w+`", text):
+        return f"{path}: key {where!r}: found {found!r}; give {_kinds(match[1])}"
     return f"{path}: {section}key {where!r}: found {found!r}, but {text[:1].lower()}{text[1:]}; correct the value"
+
+
+def _kinds(types_: str) -> str:
+    """msgspec's names of types, for people."""
+    words = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
+    words |= {"array": "a list", "object": "a table", "null": ""}
+    said = [words.get(name, name) for name in types_.split(" | ")]
+    return " or ".join(word for word in said if word)
 
 
 def _needed(key: str) -> str:
