@@ -187,7 +187,8 @@ class RunWriter:
 
 def _columnar_apart(path: Path) -> str | None:
     """Columnar copies, from a process of its own: its libraries are no memory of the client. None: done, else why not."""
-    argv = [sys.executable, "-m", "evenhand.columnar", str(path)]
+    # -P: nothing that lies in the working directory is imported
+    argv = [sys.executable, "-P", "-m", "evenhand.columnar", str(path), str(os.getpid())]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, start_new_session=True, check=False)
     except OSError as error:

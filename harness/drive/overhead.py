@@ -21,7 +21,7 @@ from evenhand.drive.worker import environment
 from evenhand.engines.base import Gauge, Sampling
 from evenhand.records import Lag
 
-_SERVER = (sys.executable, "-m", "evenhand.drive.calibration", "--until-eof")
+_SERVER = (sys.executable, "-P", "-m", "evenhand.drive.calibration", "--until-eof")
 _STAMP = re.compile(rb'"t":(\d+)')
 _TRUTH = re.compile(rb'"arrived":(\d+),"first":(\d+)')
 _GAUGES = (

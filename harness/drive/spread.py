@@ -82,7 +82,7 @@ class _Client:
 
 def _start(job: RungJob | DecodeJob, fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        [sys.executable, "-c", "from evenhand.drive.worker import main; main()"],
+        [sys.executable, "-P", "-c", "from evenhand.drive.worker import main; main()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=tuple(fds),

@@ -162,7 +162,7 @@ class Sampler:
         self._out.mkdir(parents=True, exist_ok=True)
         # a session of its own: Ctrl-C is for the harness, which then ends the sampler by closing its pipe
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "evenhand.watch.child"],
+            [sys.executable, "-P", "-m", "evenhand.watch.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -122,3 +122,23 @@ def test_a_patch_leads_nowhere(cli: Cli) -> None:
     assert "Traceback" not in ended.all
     assert sum(line.startswith("evenhand: ") for line in ended.err.splitlines()) == 1, ended
     assert not list(cli.folder.rglob("evil.py"))
+
+
+def test_nothing_in_the_working_directory_is_imported(cli: Cli) -> None:
+    """A folder from somewhere else may hold more than a run: judging a killed run in it starts our own code only."""
+    ended = cli.run("run", cli.scenario(text(concurrency=(1,), requests=2, output=3)), "--out", "out")
+    assert ended.fine, ended
+    run = only(cli.folder / "out")
+    (run / "manifest.json").write_text((run / "manifest.json").read_text().replace('"finished"', '"running"'))
+    trap = "import pathlib\npathlib.Path(__file__).with_name('pwned').touch()\n"
+    for name in ("msgspec", "json", "ctypes", "itertools", "pyarrow", "numpy", "sitecustomize", "usercustomize"):
+        (cli.folder / f"{name}.py").write_text(trap)
+    (cli.folder / "evenhand").mkdir()
+    (cli.folder / "evenhand" / "__init__.py").write_text(trap.replace("__file__", "__file__).parent.with_name('x'"))
+    judged = cli.run("judge", run)
+    assert judged.code == 2, judged
+    assert manifest(run)["status"] == "interrupted"
+    assert not list(cli.folder.rglob("pwned"))
+    again = cli.run("run", cli.folder / "s.toml", "--out", "again")
+    assert again.fine, again
+    assert not list(cli.folder.rglob("pwned"))
