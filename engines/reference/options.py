@@ -5,6 +5,7 @@ On the command line it is `--reference JSON` or `--reference KEY=VALUE` (nested 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -108,7 +109,12 @@ def convert(values: Any) -> Options:
     try:
         return msgspec.convert(values, Options)
     except msgspec.ValidationError as err:
-        raise OptionError(f"options of the embedded engine: {err}") from err
+        text = str(err)
+        if match := re.fullmatch(r"Object contains unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?", text):
+            key = f"{match[2]}.{match[1]}" if match[2] else match[1]
+            known = "" if match[2] else f"; known are {', '.join(Options.__struct_fields__)}"
+            raise OptionError(f"options of the embedded engine: key {key!r} is not known{known}") from err
+        raise OptionError(f"options of the embedded engine: {text[:1].lower()}{text[1:]}") from err
 
 
 def _one(text: str) -> dict[str, Any]:

@@ -70,8 +70,10 @@ def summary(run: Run) -> Summary:
         lines += [f"{text}; the scenario requires metrics" for text in without]
         code = code or 2
     if run.partial:
-        done, planned = len(rows), sum(len(leg["cells"]) for leg in run.manifest.plan.get("legs", []))
-        lines.insert(0, f"partial: the run is marked {run.manifest.status}; {done} of {planned} cells have a row")
+        done = sum(row.outcome not in ("not_run", "interrupted") for row in rows)
+        planned = sum(len(leg["cells"]) for leg in run.manifest.plan.get("legs", []))
+        state = f"the run is marked {run.manifest.status}; {done} of {planned} cells are done"
+        lines.insert(0, f"partial: {state} (--resume does the rest)")
         code = code or 2
     if not rows:
         lines.append("no cell has a row: no evidence")

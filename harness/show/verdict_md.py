@@ -39,8 +39,9 @@ def status_line(verdict: Verdict) -> str:
     arms = f"{verdict.candidate} against {verdict.baseline}"
     if verdict.compare == "same":
         arms += " (A/A, declared the same)"
+    boots = "boot" if verdict.pairs == 1 else "boots"
     partial = ", PARTIAL RUN" if verdict.partial else ""
-    return f"{verdict.status}: {arms}, {verdict.pairs} boots each{partial} (exit code {verdict.exit_code})"
+    return f"{verdict.status}: {arms}, {verdict.pairs} {boots} each{partial} (exit code {verdict.exit_code})"
 
 
 def evidence_tables(verdict: Verdict) -> list[Table]:
@@ -100,7 +101,7 @@ def verdict_text(verdict: Verdict, width: int = 120) -> str:
     """The verdict for a terminal: status first, then rules, reasons, tables and what was not measured."""
     parts = [f"{status_line(verdict)}" + (f"\n{SIMULATED}" if verdict.simulated else "")]
     parts.append(as_text(rules_table(verdict), width))
-    parts += _lines("void because", (r.text for r in verdict.reasons))
+    parts += _lines("why rules are void", (f"{r.text} ({_scope(r.scope)})" for r in verdict.reasons))
     parts += [as_text(table, width) for table in evidence_tables(verdict)]
     parts += _lines("not measured", verdict.not_measured)
     parts += _lines("would widen the claim", verdict.widen)

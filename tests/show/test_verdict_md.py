@@ -105,7 +105,7 @@ def test_reasons_of_a_void_gate_are_listed_once() -> None:
     text = verdict_markdown(verdict)
     assert {row["why"] for row in rows(text, "Rules")} == {"2 preconditions are broken, listed below"}
     assert text.count("drafted depth differ") == 1
-    assert "void because" in verdict_text(verdict)
+    assert "why rules are void" in verdict_text(verdict)
 
 
 def test_claims_share_what_they_begin_with() -> None:
