@@ -25,6 +25,8 @@ class Stop:
 
     def __enter__(self) -> Stop:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # started by nohup: the user wants the run to outlive the terminal
             self._former[number] = signal.signal(number, self._handle)
         return self
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 from typing import Any
 
 import pytest
+
+# started by nohup or in the background, a process has signals ignored, and so have its children: these tests send them
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NO_SKIP = os.environ.get("EVENHAND_NO_SKIP") == "1"
 

@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from evenhand.judge.columns import Columns
 from evenhand.judge.gauges import inside
 from evenhand.judge.reconcile import Reconciled
+from evenhand.judge.stats import median
 from evenhand.judge.view import JudgeRow
 from evenhand.records import HAS_FIGURES, CellRow, LegRow, SampleRow
 
 TURNAROUND_SHARE = 0.1
 """Share of the median TPOT that a closed loop's turn-around may take."""
+IDLE_SHARE = 0.01
+"""... unless a seat waited for less than this share of its time: at a TPOT below a millisecond the kernel's own wake-up is a
+tenth of it, and takes next to nothing from the engine."""
 
 
 class Facts(JudgeRow, frozen=True, kw_only=True):
@@ -81,10 +85,11 @@ def void_reasons(facts: Facts) -> list[str]:
         )
     if facts.closed and cell.kind == "ladder" and facts.tpot_s and lag.turnaround_p50_s is not None:
         share = lag.turnaround_p50_s / facts.tpot_s
-        if share > TURNAROUND_SHARE:
+        idle = idle_share(lag.turnaround_p50_s, columns, facts.good)
+        if share > TURNAROUND_SHARE and idle > IDLE_SHARE:
             reasons.append(
                 f"the client starved the engine: turn-around {lag.turnaround_p50_s * 1e3:.3g} ms "
-                f"is {share:.0%} of the median TPOT"
+                f"is {share:.0%} of the median TPOT, a seat waited {idle:.1%} of its time"
             )
     if facts.closed and lag.max_in_flight is not None and lag.max_in_flight < min(cell.concurrency, cell.planned):
         reasons.append(f"client limit: at most {lag.max_in_flight} of {cell.concurrency} requests were in flight")
@@ -116,3 +121,14 @@ def notes_of(facts: Facts, running: float | None) -> list[str]:
     if leg and leg.seats_resolved is not None and running is not None and running > leg.seats_resolved:
         notes.append(f"{running:g} sequences ran in {leg.seats_resolved} seats: the gauge or the seats are wrong")
     return notes
+
+
+def idle_share(turnaround_s: float, columns: Columns, good: Sequence[int]) -> float:
+    """Share of a seat's time between two requests: turn-around / (turn-around + median duration); 1.0 without a duration."""
+    took = [
+        (columns.end_ns[i] or 0) - (columns.send_ns[i] or 0)
+        for i in good
+        if columns.end_ns[i] and columns.send_ns[i] is not None
+    ]
+    middle = median(took)
+    return 1.0 if not middle else turnaround_s / (turnaround_s + middle / 1e9)
