@@ -66,7 +66,7 @@ def test_one_value_becomes_a_list_where_the_key_takes_one(write) -> None:
     [
         (("seats = 4", "seat = 4"), ["'seat'", "did you mean 'seats'"]),
         (("concurrency = [1, 2]", "concurency = [1, 2]"), ["'ladder.concurency'", "'concurrency'"]),
-        (("concurrency = [1, 2]", 'concurrency = "1"'), ["ladder.concurrency", "'1'", "expected"]),
+        (("concurrency = [1, 2]", 'concurrency = "1"'), ["ladder.concurrency", "'1'", "give a list"]),
         (("concurrency = [1, 2]", "concurrency = [1, 0]"), ["ladder.concurrency", "[1, 0]", "at least 1"]),
         (("concurrency = [1, 2]", "concurrency = [2, 2]"), ["ladder.concurrency", "once"]),
         (('model = "m"', 'model = "gone"'), ["'model'", "'gone'", "no such model folder"]),

@@ -61,7 +61,7 @@ def test_what_cannot_be_said_is_said() -> None:
 
 
 def test_mistakes_are_one_sentence() -> None:
-    with pytest.raises(EngineError, match="unknown field `nul_gap_fix`"):
+    with pytest.raises(EngineError, match="key 'nul_gap_fix' is not known"):
         engine_for("reference", settings(options={"nul_gap_fix": True}))
     with pytest.raises(EngineError, match="give both or neither"):
         argv(depth=3)
