@@ -198,7 +198,7 @@ def _logprobs(raw: msgspec.Raw) -> tuple[tuple[float, ...], ...]:
     if not found:
         return ()
     if found.get("content") is not None:
-        rows = [[entry["logprob"] for entry in token.get("top_logprobs") or [token]] for token in found["content"]]
+        rows = [[entry.get("logprob") for entry in token.get("top_logprobs") or [token]] for token in found["content"]]
     else:
         rows = [list((row or {}).values()) for row in found.get("top_logprobs") or []]
     return tuple(tuple(sorted((float(value) for value in row if value is not None), reverse=True)) for row in rows)
