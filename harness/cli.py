@@ -128,22 +128,27 @@ def _report(path: Path) -> int:
     return code
 
 
+def _folders(runs: list[Path]) -> list[Path]:
+    """Of several names, as a shell's * gives them, the folders; one name alone is taken as it is."""
+    return [run for run in runs if run.is_dir()] or runs if len(runs) > 1 else runs
+
+
 @app.command()
 def judge(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, such as results/NAME-STAMP.")],
 ) -> None:
-    """Judge stored runs again, without their engines: same tables, same verdict, same exit code (of several, the highest)."""
+    """Judge stored runs again, without their engines: same tables, same verdict, same exit code (of several, the gravest)."""
     from evenhand.recover import recover
 
     code = 0
-    for n, run in enumerate(runs):
+    for n, run in enumerate(runs := _folders(runs)):
         if len(runs) > 1:
             typer.echo(("\n" if n else "") + f"==> {run}\n")
         try:
             recover(run)
         except _known_errors() as error:
             fail(error)
-        code = max(code, _report(run))
+        code = min((c for c in (code, _report(run)) if c), default=0)  # 1 fail before 2 void before 3 and 4
     raise typer.Exit(code)
 
 
@@ -159,7 +164,7 @@ def report(
     from evenhand.show.report import report as write
 
     try:
-        for page in write(runs, out, [arm for arm in fixed.split(",") if arm]):
+        for page in write(_folders(runs), out, [arm for arm in fixed.split(",") if arm]):
             typer.echo(f"{page}")
     except _known_errors() as error:
         fail(error)

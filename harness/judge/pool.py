@@ -42,4 +42,8 @@ def judge_pool(rule: Rule, rows: Sequence[PairedPressure], boots: int) -> tuple[
     gain = ""
     if best.change is not None and best.change < 0:
         gain = f", {best.cell} {best.baseline_blocks} -> {best.candidate_blocks} blocks ({best.change:+.1%})".replace("%", " %")
-    return "pass", f"at most {largest:+d} blocks over {len(rows)} cells{gain} ({how})"
+    if largest < 0:
+        words = f"at least {-largest} blocks fewer in each of {len(rows)} cells"
+    else:
+        words = f"at most {largest} blocks more in any of {len(rows)} cells"
+    return "pass", f"{words}{gain} ({how})"
