@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 
 from evenhand.judge.columns import Columns, Reader
-from evenhand.judge.gauges import peak, pool_peak, worst_engine
+from evenhand.judge.gauges import inside, peak, pool_peak, worst_engine
 from evenhand.judge.outcome import Facts, decide, notes_of
 from evenhand.judge.reconcile import reconcile
-from evenhand.judge.stats import Figure, percentile, percentile_adjusted
+from evenhand.judge.stats import Figure, median, percentile, percentile_adjusted
 from evenhand.judge.throughput import throughput
 from evenhand.judge.view import JudgeRow, RunView
 from evenhand.records import HAS_FIGURES, CellRow, LegRow, SampleRow
@@ -184,7 +184,7 @@ def cell_row(
     adjusted = percentile_adjusted((columns.ttft_s[i] for i in good), len(at) - len(good), 0.95)
     pool = pool_peak(samples, cell, leg.pool if leg else None, worked=worked, interval_s=interval_s)
     cached = cached_share(cell, columns, good)
-    accepted, per_step, why = acceptance(cell, columns, good)
+    accepted, per_step, why = acceptance(cell, samples, leg.drafted_depth if leg else 0)
     kinds = {columns.gaps_kind[i] for i in good} - {None}
     gaps = columns.gaps_s(good)
     preempted = cell.counters.get("preemptions")
@@ -249,12 +249,20 @@ def cached_share(cell: CellRow, columns: Columns, good: list[int]) -> Figure:
     return Figure(reason=cell.counters_reason or "the engine reports no cached tokens")
 
 
-def acceptance(cell: CellRow, columns: Columns, good: list[int]) -> tuple[float | None, float | None, str | None]:
-    """(accepted/drafted, mean tokens per step, reason where null) from counter increases over the cell."""
+def acceptance(cell: CellRow, samples: Sequence[SampleRow], depth: int) -> tuple[float | None, float | None, str | None]:
+    """(accepted/drafted, mean tokens per verify step, reason where null) from counter increases over the cell.
+
+    An engine that counts no drafted tokens but states its mean accepted length (SGLang) gives (length - 1) / depth, from the
+    median of its samples inside the cell.
+    """
     drafted, accepted = cell.counters.get("drafted_tokens"), cell.counters.get("accepted_tokens")
     drafts = cell.counters.get("drafts")
     share = accepted / drafted if drafted and accepted is not None else None
     per_step = 1 + accepted / drafts if drafts and accepted is not None else None
+    if share is None and per_step is None and depth:
+        lengths = [v for s in inside(samples, cell.start_ns, cell.end_ns) if (v := s.values.get("accept_length"))]
+        per_step = median(lengths)
+        share = None if per_step is None else (per_step - 1) / depth
     if share is None and per_step is None:
         return None, None, "nothing was drafted" if drafted == 0 else "the engine counts no drafted tokens"
     return share, per_step, None

@@ -297,3 +297,16 @@ def test_b50_what_was_not_sampled_is_said():
     row = rung(some(), [sample(t, usage=v) for t, v in points], end_ns=6 * S)
     assert row.peak_pool_share == 0.8
     assert row.unsampled_share == pytest.approx(5.5 / 6.0)
+
+
+def test_acceptance_from_a_stated_length_where_nothing_is_counted():
+    """An engine that says "3.4 tokens per verify step" at depth 8 accepted (3.4 - 1) / 8 of what it drafted."""
+    view = run(
+        legs=[leg(drafted_depth=8)],
+        cells=[cell(planned=1)],
+        requests=[request()],
+        samples=[sample(t, accept_length=v) for t, v in ((0.1, 0.0), (0.3, 3.2), (0.5, 3.4), (0.7, 3.6))],
+    )
+    (row,) = ladder_rows(view)
+    assert row.acceptance == pytest.approx(0.3)
+    assert row.tokens_per_step == pytest.approx(3.4)
