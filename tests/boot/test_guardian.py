@@ -185,7 +185,7 @@ def test_what_a_child_is_given(guardian: Guardian, tmp_path: Path) -> None:
     assert lines[0] == f"['0', '1', '2', '3'] /dev/null True {tmp_path}"  # 3 is the listing's own
     assert [name for name in lines[1].split() if name != "LC_CTYPE"] == ["A", MARK]
     assert lines[2] == "0 0 set()"
-    # Python itself ignores SIGPIPE and SIGXFSZ; signals 32 and 33 are the C library's, nobody but a parent's parent can have set them
+    # Python itself ignores SIGPIPE and SIGXFSZ; 32 and 33 are the C library's, and Python cannot touch them
     assert int(lines[3][2:-2], 16) & ~(1 << 12 | 1 << 24 | 1 << 31 | 1 << 32) == 0
 
 
