@@ -191,7 +191,7 @@ def test_create_and_delete() -> None:
     ],
 )
 def test_what_cannot_be_applied_here(data: bytes) -> None:
-    why(data)
+    assert why(data)
 
 
 def test_no_newline_at_the_end() -> None:

@@ -228,4 +228,5 @@ def test_not_a_run_folder(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     one_sentence(cli.run("judge", tmp_path / "empty"), "is no run folder")
     one_sentence(cli.run("judge", tmp_path / "absent"), "is no folder")
-    one_sentence(cli.run("judge", "/dev/null"), "is no folder")
+    one_sentence(device := cli.run("judge", "/dev/null"), "is no folder")
+    assert device.code == 2

@@ -25,8 +25,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 def test_a_hostile_scenario_file_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "s.toml"
     file.write_bytes(content)
-    invoke("run", file, "--dry-run")
-    invoke("gate", file, "--dry-run")
+    assert invoke("run", file, "--dry-run").exit_code in (0, 2)
+    assert invoke("gate", file, "--dry-run").exit_code in (0, 2)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
@@ -39,7 +39,7 @@ def test_a_hostile_run_folder_is_judged_or_refused(
     if killed:
         text = (run / "manifest.json").read_bytes()
         (run / "manifest.json").write_bytes(text.replace(b'"finished"', b'"running"'))
-    invoke("judge", run)
+    assert invoke("judge", run).exit_code in range(5)
 
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m'

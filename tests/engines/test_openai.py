@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenhand.engines.base import Sampling
+from evenhand.engines.base import Chunk, Sampling
 from evenhand.engines.openai import OpenAIDialect, decode, error_of
 
 DATA = Path(__file__).parent / "data"
@@ -121,7 +121,7 @@ def test_two_choices_are_malformed() -> None:
 @settings(max_examples=200)
 @given(st.binary(max_size=80))
 def test_decode_never_raises_on_bytes(payload: bytes) -> None:
-    decode(payload)
+    assert isinstance(decode(payload), Chunk)
 
 
 JSON = st.recursive(
@@ -137,8 +137,8 @@ JSON = st.recursive(
 @settings(max_examples=200)
 @given(st.dictionaries(st.sampled_from(["choices", "usage", "error", "object", "message", "code"]), JSON), JSON)
 def test_decode_never_raises_on_json(event: dict[str, object], logprobs: object) -> None:
-    decode(json.dumps(event).encode())
-    decode(json.dumps({"choices": [{"text": "a", "logprobs": logprobs}]}).encode())
+    assert isinstance(decode(json.dumps(event).encode()), Chunk)
+    assert isinstance(decode(json.dumps({"choices": [{"text": "a", "logprobs": logprobs}]}).encode()), Chunk)
 
 
 @pytest.mark.parametrize(
