@@ -24,6 +24,8 @@ from evenhand.workload import Workload
 
 PLATEAU_INTERVALS = 4
 """A pressure request keeps decoding for at least this many sample intervals, so that its plateau is seen."""
+WARM_UP_SLOWNESS = 2
+"""How much slower than what follows it a warm-up may be: an answer sized by it still lasts PLATEAU_INTERVALS."""
 STALE_AFTER_S = 3.0
 """Gauges that stand still for so long, after the client's last request ended, are not going to say that the engine is idle."""
 MAX_FOUND_OUTPUT = 4096
@@ -32,7 +34,7 @@ DEFAULT_OUTPUT = 64
 
 def found_output_tokens(tpot_s: float | None, interval_s: float, room: int | None) -> int:
     """Output tokens that keep decoding on for PLATEAU_INTERVALS intervals, from a warm-up's time per output token."""
-    wanted = DEFAULT_OUTPUT if not tpot_s else math.ceil(PLATEAU_INTERVALS * interval_s / tpot_s) + 2
+    wanted = DEFAULT_OUTPUT if not tpot_s else math.ceil(WARM_UP_SLOWNESS * PLATEAU_INTERVALS * interval_s / tpot_s) + 2
     wanted = max(8, min(wanted, MAX_FOUND_OUTPUT))
     return wanted if room is None else max(1, min(wanted, room))
 
