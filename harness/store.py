@@ -21,6 +21,7 @@ from typing import IO, Any, TypeVar
 import msgspec
 
 from evenhand.records import SCHEMA, CellRow, EventRow, GpuRow, LegRow, Manifest, RequestRow, SampleRow
+from evenhand.scenario import Scenario
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -323,37 +324,6 @@ def stream_rows(file: Path, kind: type[T], chunk_bytes: int = 1 << 22) -> Iterat
         raise StoreError(f"{file} line {number} is not a {kind.__name__}: {error}") from error
 
 
-class _AskedArm(msgspec.Struct):
-    name: str = ""
-    engine: str = ""
-    env: dict[str, str] = {}
-    options: dict[str, Any] = {}
-
-
-class _AskedGate(msgspec.Struct):
-    baseline: str
-    candidate: str
-    pairs: int = 2
-    compare: str = "differ"
-    rules: dict[str, Any] = {}
-
-
-class _Asked(msgspec.Struct):
-    """What judging takes from a manifest's scenario, and the types it may rely on."""
-
-    arm: list[_AskedArm] = []
-    gate: _AskedGate | None = None
-    expect: dict[str, str] = {}
-    watch: dict[str, Any] = {}
-    deadlines: dict[str, Any] = {}
-    ladder: dict[str, Any] | None = None
-    pressure: dict[str, Any] | None = None
-    reuse: dict[str, Any] | None = None
-    draft: dict[str, Any] | None = None
-    pool: dict[str, Any] = {}
-    model: str = ""
-
-
 class _PlannedLeg(msgspec.Struct):
     leg: int = 0
     arm: str = ""
@@ -380,16 +350,19 @@ class Run:
             raise StoreError(f"{path} is no run folder: manifest.json cannot be read ({error.strerror or error})") from error
         try:
             self.manifest = msgspec.json.decode(data, type=Manifest)
-            msgspec.convert(self.manifest.scenario, _Asked)
+        except _NOT_ROWS as error:
+            raise StoreError(f"{manifest} is not a manifest of schema {SCHEMA}: {error}") from error
+        if self.manifest.schema > SCHEMA:
+            raise StoreError(
+                f"{path} was written with schema {self.manifest.schema}; this evenhand reads up to {SCHEMA}: use a newer one"
+            )
+        try:
+            msgspec.convert(self.manifest.scenario, Scenario)  # judging relies on the types of its keys
             msgspec.convert(self.manifest.plan, _Planned)
         except _NOT_ROWS as error:
             raise StoreError(f"{manifest} is not a manifest of schema {SCHEMA}: {error}") from error
         if self.manifest.run != safe_name(self.manifest.run):
             raise StoreError(f"{manifest}: its run is called {self.manifest.run[:100]!r}, which is no folder name")
-        if self.manifest.schema > SCHEMA:
-            raise StoreError(
-                f"{path} was written with schema {self.manifest.schema}; this evenhand reads up to {SCHEMA}: use a newer one"
-            )
         self.legs = read_rows(path / "legs.jsonl", LegRow)
         self.cells = read_rows(path / "cells.jsonl", CellRow)
         self._requests: dict[int, list[RequestRow]] = {}

@@ -8,6 +8,11 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# the same examples each time: a change is judged by what it changed; tests/benchmarks/fuzz.py looks for new ones
+settings.register_profile("evenhand", derandomize=True, database=None)
+settings.load_profile("evenhand")
 
 # started by nohup or in the background, a process has signals ignored, and so have its children: these tests send them
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

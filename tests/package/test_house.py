@@ -39,7 +39,7 @@ def test_judging_never_imports_measuring(file: Path) -> None:
 
 def test_nothing_imports_the_command_line() -> None:
     for file in files("harness", "engines"):
-        assert "evenhand.cli" not in imports(file), file
+        assert "evenhand.cli" not in imports(file) or file.name == "__main__.py", file
 
 
 def test_the_embedded_engine_and_prediction_know_nothing_of_each_other() -> None:

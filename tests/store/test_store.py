@@ -19,7 +19,7 @@ def manifest(run: str) -> Manifest:
         status="running",
         started_utc="2026-01-01T00:00:00Z",
         anchor_monotonic_ns=1,
-        scenario={},
+        scenario={"name": "x", "model": "m", "arm": []},
         scenario_sha256="",
         plan={},
         machine={},
