@@ -62,10 +62,13 @@ FREE = frozenset(
 
 
 def poisoned(node: object, free: bool = False) -> object:
-    """The same tree with a payload in every free text."""
+    """The same tree with a payload in every free text (a scenario's prompts have a `source` of two words)."""
     if isinstance(node, dict):
         inside = {"machine", "versions", "config", "env"}
-        return {key: poisoned(value, free or key in FREE or key in inside) for key, value in node.items()}
+        return {
+            key: value if key == "prompts" else poisoned(value, free or key in FREE or key in inside)
+            for key, value in node.items()
+        }
     if isinstance(node, list):
         return [poisoned(value, free) for value in node]
     return HOSTILE if free and (node is None or isinstance(node, str)) else node
