@@ -342,7 +342,7 @@ def overhead(
 ) -> None:
     """Measure the client itself: stamp error and lag per concurrency, CPU per event, highest rate, sampler's effect.
 
-    A calibration server stamps each event with the clock that the kernel stamps with, so the truth is known. About a minute.
+    A calibration server stamps each event with the clock that the kernel stamps with, so the truth is known. About two minutes.
     """
     from evenhand.drive.overhead import as_markdown, measure
 
@@ -352,7 +352,7 @@ def overhead(
             raise ValueError
     except ValueError:
         fail(f"--concurrency {concurrency}: give whole numbers of at least 1, such as 1,32,256")
-    found = measure(counts, sampler_rounds=0 if quick else 5, say=lambda line: typer.echo(line, err=True))
+    found = measure(counts, sampler_rounds=0 if quick else 15, say=lambda line: typer.echo(line, err=True))
     typer.echo(as_markdown(found))
 
 

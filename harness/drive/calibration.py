@@ -24,6 +24,10 @@ from evenhand.engines.base import Chunk, Post, Sampling
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
+_CATCH_UP_NS = 100_000_000
+"""A server that was held up makes up for this much: a load longer than ideal is the client's doing, not a lost step's."""
+
+
 class _Stream:
     __slots__ = ("arrived", "buffer", "first", "left", "prompt", "sent", "sock", "unsent")
 
@@ -78,7 +82,9 @@ class Server:
         due = time.monotonic_ns() + self._step_ns
         while True:
             wait = (due - time.monotonic_ns()) / 1e9
-            for fd, _ in self._epoll.poll(max(0.0, wait) if self._running else 1.0):
+            # select waits microseconds exactly, epoll whole milliseconds
+            select.select([self._epoll], (), (), max(0.0, wait) if self._running else 1.0)
+            for fd, _ in self._epoll.poll(0):
                 if fd == self._listener.fileno():
                     self._accept()
                 elif fd == 0:
@@ -86,9 +92,11 @@ class Server:
                 elif fd in self._streams:
                     self._read(self._streams[fd])
             now = time.monotonic_ns()
-            if now >= due:
+            if not self._running:
+                due = now + self._step_ns
+            elif now >= due:
                 self._step()
-                due = max(due + self._step_ns, now)
+                due = max(due + self._step_ns, now - _CATCH_UP_NS)
 
     def _accept(self) -> None:
         while True:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -20,6 +21,9 @@ from evenhand.drive.spill import exchanges, offsets
 from evenhand.drive.worker import environment
 from evenhand.engines.base import Gauge, Sampling
 from evenhand.records import Lag
+
+if TYPE_CHECKING:
+    from evenhand.watch.sampler import SamplerReport
 
 _SERVER = (sys.executable, "-P", "-m", "evenhand.drive.calibration", "--until-eof")
 _STAMP = re.compile(rb'"t":(\d+)')
@@ -64,9 +68,11 @@ class SamplerEffect(msgspec.Struct, frozen=True, kw_only=True):
     own_lag_p50_s: dict[str, float]
     stamp_p99_s: dict[str, float]
     ratio: dict[str, float]
-    """Median own lag over that of "off"; "off/off": even rounds of off over odd ones, the noise of the machine."""
+    """Median over rounds of own lag over that round's "off"; "off again" is the same without a sampler: the machine's noise."""
     jitter_p99_s: float | None
-    """The sampler's own deadline error, with the client at work (on)."""
+    """The sampler's own deadline error (on)."""
+    jitter_full_p99_s: float | None
+    """The same at ten times the rate, with the client's core full."""
     scrape_p50_s: float | None
 
 
@@ -192,9 +198,9 @@ def measure_held(
     """Raise the rate until a rung takes more than 5 % over its ideal time."""
     tried: list[RungOverhead] = []
     best: float | None = None
-    for step_ms in (8.0, 4.0, 2.0, 1.5, 1.2, 1.0, 0.8, 0.6, 0.5, 0.4):
+    for step_ms in (8.0, 4.0, 2.0, 1.5, 1.2, 1.0, 0.8, 0.6, 0.5, 0.4, 0.35, 0.3):
         with calibration_server(step_ms / 1e3, per_write) as url:
-            tokens = per_write * max(50, round(500 / step_ms))
+            tokens = per_write * max(100, round(1000 / step_ms))
             rung = measure_rung(url, concurrency, step_ms / 1e3, per_write=per_write, tokens=tokens, laps=1)
         tried.append(rung)
         say(f"held? {concurrency * per_write / step_ms * 1e3:,.0f} events/s asked: {rung.load_over_ideal:+.1%} over ideal")
@@ -204,62 +210,66 @@ def measure_held(
     return tried, best
 
 
-def measure_sampler(say: Callable[[str], None], rounds: int = 5, concurrency: int = 32) -> SamplerEffect:
-    """Interleaved rounds of off, on (0.25 s) and on x10 (0.025 s)."""
-    from evenhand.watch.sampler import Sampler
+_MODES: dict[str, float | None] = {"off": None, "on": 0.25, "on x10": 0.025, "off again": None}
+"""The sampler's interval, s."""
 
-    modes: dict[str, float | None] = {"off": None, "on": 0.25, "on x10": 0.025}
-    own: dict[str, list[float]] = {mode: [] for mode in modes}
-    stamp: dict[str, list[float]] = {mode: [] for mode in modes}
-    jitter: list[float] = []
-    scrape: list[float] = []
-    with calibration_server(0.01) as url, tempfile.TemporaryDirectory(prefix="evenhand-overhead-") as folder:
+
+def measure_sampler(say: Callable[[str], None], rounds: int = 15, concurrency: int = 32) -> SamplerEffect:
+    """Interleaved rounds of off, on, on x10 and off again, and last the sampler beside a client whose core is full."""
+    own: dict[str, list[float]] = {mode: [] for mode in _MODES}
+    stamp: dict[str, list[float]] = {mode: [] for mode in _MODES}
+    reports: list[SamplerReport] = []
+    with calibration_server(0.01) as url:
         measure_rung(url, concurrency, 0.01, laps=1)
         for number in range(rounds):
-            order = list(modes) if number % 2 == 0 else list(reversed(modes))
-            for mode in order:
-                interval_s = modes[mode]
-                sampler = None
-                if interval_s is not None:
-                    out = Path(folder) / f"{number}-{mode}"
-                    sampler = Sampler(0, url, _GAUGES, "/metrics", interval_s, out, nvml="off")
-                    sampler.start()
-                rung = measure_rung(url, concurrency, 0.01, laps=1)
-                if sampler is not None:
-                    report = sampler.stop()
-                    if mode == "on" and report.jitter_p99_s is not None and report.scrape_p50_s is not None:
-                        jitter.append(report.jitter_p99_s)
-                        scrape.append(report.scrape_p50_s)
+            for mode in list(_MODES) if number % 2 == 0 else list(reversed(_MODES)):
+                rung, report = _beside_sampler(url, _MODES[mode], concurrency, 0.01)
+                if report is not None and mode == "on":
+                    reports.append(report)
                 own[mode].append(rung.lag.lag_p50_s or 0.0)
                 stamp[mode].append(rung.stamp.p99_s or 0.0)
             say(f"sampler round {number + 1} of {rounds}")
-    medians = {mode: _median(values) for mode, values in own.items()}
-    ratio = {mode: medians[mode] / medians["off"] for mode in modes if mode != "off" and medians["off"]}
-    if rounds > 1 and (odd := _median(own["off"][1::2])):
-        ratio["off/off"] = _median(own["off"][::2]) / odd
+    with calibration_server(0.0005, 8) as url:
+        _, full = _beside_sampler(url, 0.025, concurrency, 0.0005, per_write=8, tokens=40_000)
+    pairs = {mode: [a / b for a, b in zip(own[mode], own["off"], strict=True) if b] for mode in _MODES if mode != "off"}
     return SamplerEffect(
         rounds=rounds,
-        own_lag_p50_s=medians,
-        stamp_p99_s={mode: _median(values) for mode, values in stamp.items()},
-        ratio=ratio,
-        jitter_p99_s=_median(jitter) if jitter else None,
-        scrape_p50_s=_median(scrape) if scrape else None,
+        own_lag_p50_s={mode: statistics.median(values) for mode, values in own.items()},
+        stamp_p99_s={mode: statistics.median(values) for mode, values in stamp.items()},
+        ratio={mode: statistics.median(values) for mode, values in pairs.items() if values},
+        jitter_p99_s=_median_of(report.jitter_p99_s for report in reports),
+        jitter_full_p99_s=None if full is None else full.jitter_p99_s,
+        scrape_p50_s=_median_of(report.scrape_p50_s for report in reports),
     )
 
 
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+def _beside_sampler(
+    url: str, interval_s: float | None, concurrency: int, step_s: float, *, per_write: int = 1, tokens: int = 100
+) -> tuple[RungOverhead, SamplerReport | None]:
+    """One rung, with a sampler where an interval is given."""
+    from evenhand.watch.sampler import Sampler
+
+    with tempfile.TemporaryDirectory(prefix="evenhand-overhead-") as folder:
+        sampler = None
+        if interval_s is not None:
+            sampler = Sampler(0, url, _GAUGES, "/metrics", interval_s, Path(folder), nvml="off")
+            sampler.start()
+        rung = measure_rung(url, concurrency, step_s, per_write=per_write, tokens=tokens, laps=1)
+        return rung, None if sampler is None else sampler.stop()
+
+
+def _median_of(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def measure(
     concurrency: Sequence[int] = (1, 8, 32, 128, 256),
     *,
-    sampler_rounds: int = 5,
+    sampler_rounds: int = 15,
     say: Callable[[str], None] = lambda line: None,
 ) -> Overhead:
-    """The whole measurement, about a minute. `say` hears a line per part."""
+    """The whole measurement, about two minutes. `say` hears a line per part."""
     rungs: list[RungOverhead] = []
     for count in concurrency:
         step_s = 0.01 if count <= 64 else 0.02
@@ -299,11 +309,11 @@ def as_markdown(found: Overhead) -> str:
         for mode, own in effect.own_lag_p50_s.items():
             ratio = "1.00" if mode == "off" else f"{effect.ratio[mode]:.2f}" if mode in effect.ratio else "-"
             lines.append(f"| {mode} | {_us(own)} | {ratio} | {_us(effect.stamp_p99_s[mode])} |")
-        off = f"{effect.ratio['off/off']:.2f}" if "off/off" in effect.ratio else "-"
         lines += [
             "",
-            f"Medians of {effect.rounds} interleaved rounds; off against off {off}. Sampler's deadline error p99 "
-            f"{_us(effect.jitter_p99_s)} us, scrape p50 {_us(effect.scrape_p50_s)} us.",
+            f"Medians of {effect.rounds} interleaved rounds at c=32, ratios within a round. Sampler's deadline error p99 "
+            f"{_us(effect.jitter_p99_s)} us, {_us(effect.jitter_full_p99_s)} us with the client's core full; "
+            f"scrape p50 {_us(effect.scrape_p50_s)} us.",
         ]
     return "\n".join(lines)
 

@@ -126,10 +126,32 @@ def held(rounds: int) -> str:
     for number in range(rounds):
         for client in clients:
             best = 0.0
-            for step_ms in (8.0, 6.0, 5.0, 4.0, 3.5, 3.0, 2.5, 2.0, 1.75, 1.5, 1.25, 1.0, 0.9, 0.8, 0.7):
+            for step_ms in (
+                4.0,
+                3.0,
+                2.5,
+                2.0,
+                1.75,
+                1.5,
+                1.35,
+                1.2,
+                1.1,
+                1.0,
+                0.9,
+                0.8,
+                0.7,
+                0.65,
+                0.6,
+                0.55,
+                0.5,
+                0.45,
+                0.4,
+                0.35,
+                0.3,
+            ):
                 server, url = serving(step_ms / 1e3, 8)
                 try:
-                    tokens = 8 * round(600 / step_ms)
+                    tokens = 8 * round(1500 / step_ms)
                     row = one(python, client, url, 32, 1, tokens, step_ms / 1e3, 8)
                 finally:
                     server.__exit__(None, None, None)
