@@ -74,14 +74,15 @@ def test_the_table() -> None:
         rounds=3,
         own_lag_p50_s={"off": 385e-6, "on": 371e-6, "on x10": 368e-6},
         stamp_p99_s={"off": 56e-6, "on": 56e-6, "on x10": 50e-6},
-        ratio={"on": 0.96, "on x10": 0.95, "off/off": 1.02},
+        ratio={"on": 0.96, "on x10": 0.95, "off again": 1.02},
         jitter_p99_s=470e-6,
+        jitter_full_p99_s=95e-6,
         scrape_p50_s=None,
     )
     text = as_markdown(Overhead(rungs=[rung()], held=[], held_events_per_s=256_000.0, sampler=effect))
     assert "| 32 | 9,792 | 3 / 44 / 91 | 300 / 700 / - | 8 / 24 | 11.5 | 0.73 | 1.0% | +0.1% |" in text
     assert "| on | 371 | 0.96 | 56 |" in text
-    assert "off against off 1.02" in text
+    assert "470 us, 95 us with the client's core full" in text
     assert "256,000 events/s" in text
     assert "Stamps: kernel." in text
 
