@@ -19,6 +19,7 @@ import msgspec
 
 from evenhand import scenario as sc
 from evenhand.engines.registry import engine_names
+from evenhand.judge.rules import RuleError, parse_rules
 from evenhand.records import Outcome
 from evenhand.units import parse_bytes
 
@@ -327,6 +328,10 @@ def _check(scenario: sc.Scenario, path: Path) -> None:
             )
         if not scenario.gate.rules:
             raise wrong("gate.rules", {}, 'add rules such as outputs = "identical", or the gate could never fail')
+        try:
+            parse_rules(scenario.gate.rules)
+        except RuleError as error:
+            raise ScenarioError(f"{path}: {error}") from error
     outcomes = typing.get_args(Outcome)
     cells = expectable(scenario)
     for key, value in scenario.expect.items():

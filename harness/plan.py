@@ -12,6 +12,7 @@ import msgspec
 
 from evenhand import scenario as sc
 from evenhand.engines.base import PoolRequest, Settings
+from evenhand.judge.difference import declared, void_as_declared
 from evenhand.judge.rules import plan_power
 from evenhand.units import parse_bytes
 
@@ -50,7 +51,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     legs: list[LegPlan]
     notes: list[str] = []
-    """What the plan costs and what it can and cannot decide, said before anything boots."""
+    """What the plan can and cannot decide, said before anything boots."""
 
 
 def arm_named(scenario: sc.Scenario, name: str) -> sc.Arm:
@@ -170,16 +171,18 @@ def warmup_cells(scenario: sc.Scenario, cells: list[CellPlan]) -> list[CellPlan]
 
 
 def make_plan(scenario: sc.Scenario, kind: Literal["run", "gate"] = "run") -> Plan:
-    """The legs of a run, or of a gate. Raises ValueError in one sentence when a gate is asked without a [gate] section."""
-    if kind == "gate":
-        if scenario.gate is None:
-            raise ValueError("the scenario has no [gate] section: add one with baseline, candidate and rules")
-        legs, notes = _gate_legs(scenario, scenario.gate)
-    else:
-        legs, notes = _run_legs(scenario), []
-    boots = len(legs)
-    requests = sum(cell.requests for leg in legs for cell in leg.cells)
-    notes.insert(0, f"{boots} boot{'s' * (boots != 1)}, {requests} measured requests, plus warm-up on every boot")
+    """The legs of a run, or of a gate. Raises ValueError in one sentence when a gate is asked that could decide nothing: there
+    is no [gate] section, or the arms are not declared to differ as its comparison needs.
+    """
+    if kind == "run":
+        return Plan(kind=kind, seed=scenario.seed, legs=_run_legs(scenario))
+    gate = scenario.gate
+    if gate is None:
+        raise ValueError("the scenario has no [gate] section: add one with baseline, candidate and rules")
+    arms = [msgspec.to_builtins(arm_named(scenario, name)) for name in (gate.baseline, gate.candidate)]
+    if (void := void_as_declared(declared(*arms), gate.compare)) is not None:
+        raise ValueError(f"this gate would be void, so nothing is booted: {void}")
+    legs, notes = _gate_legs(scenario, gate)
     return Plan(kind=kind, seed=scenario.seed, legs=legs, notes=notes)
 
 

@@ -39,6 +39,17 @@ def declared(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[
     return found
 
 
+def void_as_declared(things: Mapping[str, str], compare: str) -> str | None:
+    """Why no measurement could decide a gate whose arms are declared to differ in `things`; None where one can."""
+    if compare == "same":
+        return f'compare = "same" declares an A/A gate, but the arms differ: {"; ".join(things.values())}' if things else None
+    if not things:
+        return 'A/A: arms do not differ; declare it with compare = "same", or give the candidate its change'
+    if len(things) > 1:
+        return f"arms differ in {len(things)} things, so no verdict could say which: {'; '.join(things.values())}"
+    return None
+
+
 def _short(value: Any) -> str:
     text = "none" if value in (None, "", [], {}) else str(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from evenhand.judge.difference import config_differences, declared, proofs
+from evenhand.judge.difference import config_differences, declared, proofs, void_as_declared
 from evenhand.judge.equality import Comparison
 from evenhand.judge.view import JudgeRow, RunView
 from evenhand.records import HAS_FIGURES, FileHash, LegRow, Pool
@@ -150,18 +150,15 @@ _MAY_CONFIGURE = {"argument", "environment variable", "option", "draft", "seats"
 def _differ(
     scenario: Mapping[str, Any], a: list[LegRow], b: list[LegRow], things: Mapping[str, str], compare: str
 ) -> Iterable[str]:
+    if (void := void_as_declared(things, compare)) is not None:
+        yield void
     changed = config_differences(a[0], b[0])
     if compare == "same":
-        if things:
-            yield f'compare = "same" declares an A/A gate, but the arms differ: {"; ".join(things.values())}'
         if changed:
             yield f"an A/A gate whose engines differ in configuration: {_changes(changed)}"
         return
     if not things:
-        yield 'A/A: arms do not differ; declare it with compare = "same", or give the candidate its change'
         return
-    if len(things) > 1:
-        yield f"arms differ in {len(things)} things, so no verdict could say which: {'; '.join(things.values())}"
     if changed and not (_MAY_CONFIGURE & things.keys()):
         yield f"effective configuration differs beyond what is declared: {_changes(changed)}"
     arms = [arm_of(scenario, legs[0].arm) for legs in (a, b)]

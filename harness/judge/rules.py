@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -66,8 +67,10 @@ def _parse(name: str, value: Any) -> Rule:
             raise _wrong(name, value, "write how many are allowed, such as 0")
         what = "failed requests" if name == "errors" else "ERROR lines in the engine's log"
         return Rule(name=name, kind="errors" if name == "errors" else "engine_errors", text=f"{what} <= {value}", limit=value)
-    allowed = ", ".join(["outputs", "peak_pool", *TIMINGS, "errors", "engine_errors"])
-    raise RuleError(f"gate.rules.{name}: no such rule; the rules are {allowed}")
+    known = ["outputs", "peak_pool", *TIMINGS, "errors", "engine_errors"]
+    close = difflib.get_close_matches(name, known, 1)
+    remedy = f"did you mean {close[0]!r}?" if close else f"the rules are {', '.join(known)}"
+    raise RuleError(f"key 'gate.rules.{name}': no such rule; {remedy}")
 
 
 def _number(value: Any, key: str) -> float | None:
@@ -81,7 +84,7 @@ def _number(value: Any, key: str) -> float | None:
 
 
 def _wrong(name: str, found: Any, remedy: str) -> RuleError:
-    return RuleError(f"gate.rules.{name}: found {found!r}; {remedy}")
+    return RuleError(f"key 'gate.rules.{name}': found {found!r}; {remedy}")
 
 
 def pairs_needed(timing_rules: int) -> int:

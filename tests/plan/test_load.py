@@ -23,6 +23,8 @@ engine = "reference"
 concurrency = [1, 2]
 """
 
+GATE = '[gate]\nbaseline = "a"\ncandidate = "b"\n[gate.rules]\n'
+
 
 @pytest.fixture
 def write(tmp_path: Path):
@@ -87,6 +89,9 @@ def test_one_value_becomes_a_list_where_the_key_takes_one(write) -> None:
         (('engine = "reference"', 'engine = "reference"\ncommit = "abc"'), ["commit", "source"]),
         (("[ladder]", '[gate]\nbaseline = "a"\ncandidate = "c"\n[ladder]'), ["gate.candidate", "a, b"]),
         (("[ladder]", '[gate]\nbaseline = "a"\ncandidate = "b"\n[ladder]'), ["gate.rules", "could never fail"]),
+        (("[ladder]", GATE + 'outputz = "identical"\n[ladder]'), ["'gate.rules.outputz'", "did you mean 'outputs'"]),
+        (("[ladder]", GATE + "peak = 1\n[ladder]"), ["'gate.rules.peak'", "peak_pool"]),
+        (("[ladder]", GATE + "ttft_p50 = 5\n[ladder]"), ["'gate.rules.ttft_p50'", "found 5", "not_worse_by"]),
         (('name = "x"', 'name = "x/../y"'), ["'name'"]),
         (('name = "x"', "name = x"), ["not TOML"]),
     ],

@@ -14,7 +14,7 @@ def scenario(**changes: object) -> sc.Scenario:
         name="x",
         model="m",
         seats=32,
-        arm=[sc.Arm(name="a", engine="reference"), sc.Arm(name="b", engine="reference")],
+        arm=[sc.Arm(name="a", engine="reference"), sc.Arm(name="b", engine="reference", args=["--x"])],
         ladder=sc.Ladder(concurrency=[1, 2, 32]),
         pressure=sc.Pressure(prompt_tokens=[3000, 6000]),
     )
@@ -85,6 +85,19 @@ def test_one_pair_gets_a_control_boot() -> None:
 def test_a_gate_needs_its_section() -> None:
     with pytest.raises(ValueError, match=r"\[gate\]"):
         make_plan(scenario(), "gate")
+
+
+def test_a_gate_that_no_measurement_could_decide_boots_nothing() -> None:
+    same = [sc.Arm(name=name, engine="reference") for name in "ab"]
+    with pytest.raises(ValueError, match=r'would be void.*arms do not differ; declare it with compare = "same"'):
+        make_plan(scenario(arm=same, gate=gate()), "gate")
+    with pytest.raises(ValueError, match="declares an A/A gate, but the arms differ: args"):
+        make_plan(scenario(gate=gate(compare="same")), "gate")
+    two = [same[0], sc.Arm(name="b", engine="reference", args=["--x"], env={"Y": "1"})]
+    with pytest.raises(ValueError, match="differ in 2 things"):
+        make_plan(scenario(arm=two, gate=gate()), "gate")
+    assert make_plan(scenario(arm=same, gate=gate(compare="same")), "gate").legs
+    assert make_plan(scenario(arm=same, gate=gate())).legs, "a plain run judges no gate"
 
 
 def test_arms_override_draft_and_pool() -> None:
