@@ -29,7 +29,7 @@ def columnar(path: Path) -> None:
         if not files:
             continue
         kind: type[msgspec.Struct] = RequestRow if name == "requests" else SampleRow
-        # some hundred rows at a time: as Python objects all of a long run would take gigabytes
+        # a hundred rows at a time: as Python objects all of a long run would take gigabytes
         tables = [pa.Table.from_pylist(part) for file in files for part in _batches(stream_rows(file, kind))]
         if not tables:
             continue
@@ -40,7 +40,7 @@ def columnar(path: Path) -> None:
         temporary.replace(path / f"{name}.parquet")
 
 
-def _batches(rows: Iterator[msgspec.Struct], size: int = 500) -> Iterator[list[dict[str, Any]]]:
+def _batches(rows: Iterator[msgspec.Struct], size: int = 100) -> Iterator[list[dict[str, Any]]]:
     """Flat rows for a table, `size` at a time."""
     while part := list(itertools.islice(rows, size)):
         plain = [msgspec.to_builtins(row) for row in part]
@@ -66,5 +66,5 @@ def _end_with(parent: int) -> None:
 
 if __name__ == "__main__":
     _end_with(int(sys.argv[2]))
-    sys.modules["pandas"] = None  # type: ignore[assignment]  # pyarrow would import it to ask whether rows are its frames: 45 MB
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # pools of its own hold what they have freed
     columnar(Path(sys.argv[1]))
