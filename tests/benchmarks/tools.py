@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evenhand.drive.overhead import calibration_server
 
@@ -105,8 +106,19 @@ TOOLS: dict[str, tuple[Callable[[Plan], list[str]], Callable[[Plan], list[float]
 }
 
 
-def one(tool: str, concurrency: int, laps: int, tokenizer: Path) -> str:
-    """A row of the table."""
+class Row(NamedTuple):
+    """One load of one tool: milliseconds, share, seconds, microseconds, MB."""
+
+    p50_ms: float
+    p99_ms: float
+    over: float
+    first_s: float
+    cpu_us: float
+    memory_mb: float
+
+
+def one(tool: str, concurrency: int, laps: int, tokenizer: Path) -> Row | str:
+    """A load, or in words why there is none."""
     make, read = TOOLS[tool]
     step_s = 0.01 if concurrency <= 64 else 0.02
     with tempfile.TemporaryDirectory(prefix="evenhand-bench-") as name:
@@ -116,7 +128,7 @@ def one(tool: str, concurrency: int, laps: int, tokenizer: Path) -> str:
             plan = Plan(url, concurrency, laps * concurrency, tokenizer, folder)
             command = make(plan)
             if not Path(command[0]).exists():
-                return f"| {tool} | {concurrency} | skipped: {command[0]} is not installed | | | | |"
+                return f"skipped: {command[0]} is not installed"
             begun = time.time()
             with (folder / "output.txt").open("wb") as output:
                 child = subprocess.Popen(command, stdout=output, stderr=output)
@@ -129,17 +141,14 @@ def one(tool: str, concurrency: int, laps: int, tokenizer: Path) -> str:
                 assert len(reported) == plan.requests, f"{len(reported)} of {plan.requests} requests reported"
             except Exception as error:  # a peer's format or failure is its row, not ours
                 words = (folder / "output.txt").read_text(errors="replace").strip().splitlines()[-1:] or [""]
-                return f"| {tool} | {concurrency} | failed: {type(error).__name__} {error} {words[0][:80]} | | | | |"
+                return f"failed: {type(error).__name__} {error} {words[0][:80]}"
             first = min(row["arrived"] for row in truth) / 1e9 - begun
             truth = sorted(truth, key=lambda row: row["arrived"])[-plan.requests :]
             errors = difference(reported, [(row["first"] - row["arrived"]) / 1e9 for row in truth])
             wall = (max(row["last"] for row in truth) - truth[0]["arrived"]) / 1e9
             cpu = (usage.ru_utime + usage.ru_stime) / (plan.requests * TOKENS) * 1e6
             over = wall / (laps * TOKENS * step_s) - 1
-    return (
-        f"| {tool} | {concurrency} | {errors[0] * 1e3:.3f} / {errors[1] * 1e3:.3f} | {over:+.1%} | {first:.1f} "
-        f"| {cpu:.0f} | {usage.ru_maxrss / 1024:.0f} |"
-    )
+    return Row(errors[0] * 1e3, errors[1] * 1e3, over, first, cpu, usage.ru_maxrss / 1024)
 
 
 def difference(reported: list[float], true: list[float]) -> tuple[float, float]:
@@ -148,19 +157,33 @@ def difference(reported: list[float], true: list[float]) -> tuple[float, float]:
     return gaps[len(gaps) // 2], gaps[len(gaps) * 99 // 100]
 
 
-def tools(only: list[str] | None = None, concurrency: tuple[int, ...] = (32, 256), laps: int = 3) -> str:
-    """The table."""
+def tools(only: list[str] | None = None, concurrency: tuple[int, ...] = (32, 256), laps: int = 3, rounds: int = 5) -> str:
+    """The table: medians of interleaved rounds."""
+    found: dict[tuple[str, int], list[Row | str]] = {(tool, count): [] for count in concurrency for tool in only or TOOLS}
+    with tempfile.TemporaryDirectory(prefix="evenhand-tokenizer-") as name:
+        evenhand = Path(sys.executable).with_name("evenhand")
+        subprocess.run([evenhand, "tiny-model", f"{name}/tiny", "--kind", "dense"], check=True, stdout=subprocess.DEVNULL)
+        for number in range(rounds):
+            for tool, count in list(found) if number % 2 == 0 else reversed(found):
+                found[tool, count].append(one(tool, count, laps, Path(name) / "tiny"))
     lines = [
+        f"Medians of {rounds} interleaved rounds.",
+        "",
         "| tool | c | reported - true TTFT p50 / p99, ms | load over ideal | first request, s | CPU per event, whole run, us "
         "| peak memory of one process, MB |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    with tempfile.TemporaryDirectory(prefix="evenhand-tokenizer-") as name:
-        evenhand = Path(sys.executable).with_name("evenhand")
-        subprocess.run([evenhand, "tiny-model", f"{name}/tiny", "--kind", "dense"], check=True, stdout=subprocess.DEVNULL)
-        for count in concurrency:
-            for tool in only or TOOLS:
-                lines.append(one(tool, count, laps, Path(name) / "tiny"))
+    for (tool, count), rows in found.items():
+        figures = [row for row in rows if isinstance(row, Row)]
+        if not figures:
+            lines.append(f"| {tool} | {count} | {rows[0]} | | | | |")
+            continue
+        row = Row(*(statistics.median(values) for values in zip(*figures, strict=True)))
+        failed = f" ({len(rows) - len(figures)} of {rounds} failed)" if len(figures) < rounds else ""
+        lines.append(
+            f"| {tool}{failed} | {count} | {row.p50_ms:.3f} / {row.p99_ms:.3f} | {row.over:+.1%} | {row.first_s:.1f} "
+            f"| {row.cpu_us:.0f} | {row.memory_mb:.0f} |"
+        )
     return "\n".join(lines)
 
 
