@@ -95,12 +95,14 @@ def _execute(
     except (ScenarioError, ValueError) as error:
         fail(error)
     if dry_run:
-        from evenhand.execute import with_tiny_models
+        from evenhand.execute import scenario_sha256, with_tiny_models
         from evenhand.secrecy import without_secrets
-        from evenhand.show.dry import dry_run_text
+        from evenhand.show.dry import dry_run_text, took_before
 
         try:
-            typer.echo(without_secrets(dry_run_text(with_tiny_models(scenario), plan), scenario))
+            placed = with_tiny_models(scenario)
+            before = took_before(out, scenario.name, kind, scenario_sha256(placed))
+            typer.echo(without_secrets(dry_run_text(placed, plan, before), scenario))
         except _known_errors() as error:
             fail(error)
         return
