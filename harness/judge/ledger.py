@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,12 +19,16 @@ from evenhand.records import HAS_FIGURES, LegRow
 GIB = 1 << 30
 BESIDE_POOL_BYTES = 2 * GIB
 """What an engine may hold beyond weights and pool (context, graphs, activations) and still count as bounded by its flag."""
+OBSERVED = frozenset({"peak running", "device memory idle"})
+"""Facts that samples saw: they vary from boot to boot, and are shown without being held against each other."""
 FLAT_GIB = 0.02
 """A slope below this, in GiB per sequence, is flat: NVML counts in MiB and allocators in steps."""
 
 
 class LedgerRow(JudgeRow, frozen=True, kw_only=True):
-    """One fact, per arm. `differs` marks a row in which arms do not agree; null values are unknown, not equal."""
+    """One fact, per arm. `differs` marks a row in which arms do not agree; null values are unknown, not equal. What was only
+    observed is never marked, nor are overlays and compile caches that differ in nothing but the arm's name.
+    """
 
     name: str
     values: dict[str, str | None]
@@ -67,8 +72,15 @@ def ledger(run: RunView, rows: Sequence[LadderRow], reader: Reader | None = None
     table = []
     for name in names:
         values = {arm: each.get(name) for arm, each in facts.items()}
-        table.append(LedgerRow(name=name, values=values, differs=len(set(values.values())) > 1))
+        told = {_nameless(value, arm) for arm, value in values.items()}
+        table.append(LedgerRow(name=name, values=values, differs=len(told) > 1 and name not in OBSERVED))
     return table
+
+
+def _nameless(value: str | None, arm: str) -> str | None:
+    """A fact without the arm's name in the paths of its overlay and compile caches, which are its own by design."""
+    name = re.escape(arm).replace(r"\+", "[+_]")  # a folder has "_" for what is not harmless in its name
+    return value and re.sub(rf"/(overlay|compile/[^/]+)/{name}(?=[/:]|$)", r"/\1/ARM", value)
 
 
 def _facts(

@@ -30,7 +30,7 @@ from evenhand.show.tables import (
     reuse_table,
 )
 from evenhand.show.unmeasured import unmeasured
-from evenhand.show.verdict_md import factored, status_line
+from evenhand.show.verdict_md import claimed, status_line
 from evenhand.show.verdict_tables import (
     box_table,
     configuration_table,
@@ -122,7 +122,7 @@ def page_of(judged: Judged, changed: Sequence[str] = ()) -> Page:
         line = f"{status}: {measured} of {planned} cells have figures"
         expected = sum(text.startswith("as expected") for text in lines)
         line += f", {expected} more ended as the scenario expects" if expected else ""
-    begin, found = factored(verdict.claims) if verdict else ("", _ranked(judged))
+    begin, found = claimed(verdict) if verdict else ("", _ranked(judged))
     return Page(
         run=manifest.run,
         scenario=str(manifest.scenario.get("name", "")),

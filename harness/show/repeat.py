@@ -10,10 +10,17 @@ from evenhand.records import LegRow, Manifest
 
 
 def commands(manifest: Manifest) -> list[str]:
-    """Shell lines: run it again, judge the rows again, draw the report again."""
-    folder = shlex.quote(f"{_out(manifest.command)}/{manifest.run}")
+    """Shell lines: run it again, judge the rows again, draw the report again. A folder of runs that the command named by its
+    place on that machine is called RUNS.
+    """
+    out = _out(manifest.command)
+    elsewhere = out.startswith("/")
+    folder = shlex.quote(f"{'RUNS' if elsewhere else out}/{manifest.run}")
+    again = manifest.command
+    if elsewhere:
+        again = ["RUNS" if word.rstrip("/") == out else "--out=RUNS" if word.startswith("--out=") else word for word in again]
     return [
-        shlex.join(manifest.command) if manifest.command else f"evenhand {manifest.kind} {folder}/scenario.toml",
+        shlex.join(again) if again else f"evenhand {manifest.kind} {folder}/scenario.toml",
         f"evenhand judge {folder}",
         f"evenhand report {folder}",
     ]
@@ -33,9 +40,10 @@ def scenario_note(manifest: Manifest) -> str:
     """Which scenario, and where it stands."""
     name = manifest.scenario_file or "no scenario file"
     overrides = f", overridden by {' '.join(manifest.overrides)}" if manifest.overrides else ""
+    runs = ". RUNS is the folder of runs" if _out(manifest.command).startswith("/") else ""
     return (
         f"{name}{overrides}; as resolved it is in manifest.json, sha256 {manifest.scenario_sha256[:16]}, seed {manifest.seed}. "
-        "Judging and reporting need no engine"
+        f"Judging and reporting need no engine{runs}"
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from evenhand.judge import equality
 from evenhand.judge.devices import DeviceRow
-from evenhand.judge.ledger import LedgerRow
+from evenhand.judge.ledger import OBSERVED, LedgerRow
 from evenhand.judge.reuse import ReuseRow
 from evenhand.predict.from_run import Compared, Comparison
 from evenhand.records import CellRow, LegRow
@@ -224,9 +224,11 @@ def ledger_table(rows: Sequence[LedgerRow], simulated: bool, brief: bool = False
     arms = list(dict.fromkeys(arm for row in rows for arm in row.values))
     known = [row for row in rows if any(value is not None for value in row.values.values())]
     shown = [row for row in known if not brief or not row.name.startswith(DETAIL) or (len(arms) > 1 and _told_apart(row))]
-    notes = (
-        ["!= marks facts in which the arms differ; - is not reported, which is not the same as equal"] if len(arms) > 1 else []
-    )
+    notes = []
+    if len(arms) > 1:
+        notes.append("!= marks facts in which the arms differ; - is not reported, which is not the same as equal")
+        seen = [row.name for row in shown if row.name in OBSERVED]
+        notes += [f"observed, so never marked: {', '.join(seen)}"] if seen else []
     if len(known) > len(shown):
         hidden = len(known) - len(shown)
         notes.append(f"{hidden} more facts (effective configuration, environment) are in the Markdown form of this table")

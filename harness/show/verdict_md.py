@@ -6,6 +6,7 @@ Nothing here judges: every sentence is the verdict's own or a figure of it, so n
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from evenhand.show.table import SIMULATED, Table, as_markdown, as_text, clean, e
 from evenhand.show.tables import ledger_table
 from evenhand.show.verdict_tables import (
     box_table,
+    configuration_facts,
     configuration_table,
     device_table,
     divergence_table,
@@ -30,6 +32,7 @@ from evenhand.show.verdict_tables import (
 )
 from evenhand.store import StoreError, open_run, write_atomic
 
+CUT = "Paths are cut to their last two parts; the run's rows have them whole"
 COMMENT_LIMIT = 65_000
 """Characters; a comment on GitHub may have 65,536."""
 
@@ -55,7 +58,10 @@ def evidence_tables(verdict: Verdict) -> list[Table]:
 def side_tables(verdict: Verdict) -> list[Table]:
     """Ladder, devices, memory and ledger: for who looks closer."""
     ladder = ladder_table(verdict.ladder, verdict.simulated) if verdict.ladder else None
-    return _present(ladder, device_table(verdict), memory_table(verdict), ledger_table(verdict.ledger, verdict.simulated))
+    told = configuration_facts(verdict)
+    # an environment that is the same stands in the command lines
+    rest = [f for f in verdict.ledger if f not in told and not f.name.startswith("env ")]
+    return _present(ladder, device_table(verdict), memory_table(verdict), ledger_table(rest, verdict.simulated))
 
 
 def verdict_markdown(verdict: Verdict, manifest: Manifest | None = None, legs: Sequence[LegRow] = ()) -> str:
@@ -63,10 +69,11 @@ def verdict_markdown(verdict: Verdict, manifest: Manifest | None = None, legs: S
     head = [f"## evenhand: {escape(verdict.scenario)}", "", f"**{escape(status_line(verdict))}**", ""]
     if verdict.simulated:
         head += [f"*{SIMULATED}*", ""]
+    if begin := claimed(verdict)[0]:
+        head += [f"{escape(begin.removeprefix(f'{SIMULATED}: '))}.", ""]
     head += [f"Order of boots: {escape(' '.join(verdict.order)) or 'none'}. Run `{verdict.run}`.", ""]
     parts = ["\n".join(head).rstrip(), as_markdown(rules_table(verdict))]
     parts += _list("Why rules are void", (f"{r.text} ({_scope(r.scope)})" for r in verdict.reasons))
-    parts += _found(verdict.claims)
     parts += [as_markdown(table) for table in _present(configuration_table(verdict))]
     parts += [as_markdown(table) for table in evidence_tables(verdict)]
     parts += _list("What was not measured", verdict.not_measured)
@@ -79,8 +86,8 @@ def verdict_markdown(verdict: Verdict, manifest: Manifest | None = None, legs: S
         optional.append(_folded_table(box_table(manifest)))
         if legs:
             optional.append(_folded("Engine command lines", fenced(f"# {who}\n{line}" for who, line in engine_commands(legs))))
-        end = ["### How to repeat", fenced(commands(manifest)), escape(scenario_note(manifest)) + "."]
-    return _fitted(parts, optional, end)
+        end = ["### How to repeat", fenced(commands(manifest)), escape(scenario_note(manifest)) + f". {CUT}."]
+    return placeless(_fitted(parts, optional, end))
 
 
 def _fitted(parts: list[str], optional: list[str], end: list[str]) -> str:
@@ -136,19 +143,20 @@ def write_verdict_files(path: Path, verdict: Verdict) -> list[str]:
     return said
 
 
-def factored(claims: Sequence[str]) -> tuple[str, list[str]]:
-    """("NEW against BASE on CONFIGURATION, 2 and 2 boots", what is said of each rule): what all claims begin with, once."""
-    parts = [claim.split(": ") for claim in claims]
-    same = 0
-    while len(claims) > 1 and all(len(each) > same + 1 and each[same] == parts[0][same] for each in parts):
-        same += 1
-    return ": ".join(parts[0][:same]) if parts else "", [": ".join(each[same:]) for each in parts]
+def claimed(verdict: Verdict) -> tuple[str, list[str]]:
+    """("NEW against BASE on CONFIGURATION, 2 and 2 boots", what is said of each decided rule); ("", []) where none was."""
+    said = [f"{rule.text}: {rule.status}, {rule.reason}" for rule in verdict.rules if rule.status in ("pass", "fail")]
+    begins = {claim.removesuffix(f": {end}") for claim, end in zip(verdict.claims, said, strict=False) if claim.endswith(end)}
+    return (begins.pop(), said) if len(begins) == 1 else ("", list(verdict.claims))
 
 
-def _found(claims: Sequence[str]) -> list[str]:
-    begin, rest = factored(claims)
-    parts = _list("What was found", rest)
-    return [parts[0].replace("\n\n", f"\n\n{escape(begin)}:\n\n", 1)] if begin and parts else parts
+def placeless(text: str) -> str:
+    """Paths of the machine that measured, cut to their last two parts: a reader elsewhere has no use for the rest."""
+    return _PATH.sub(lambda path: ".../" + "/".join(path[0].rstrip("/").split("/")[-2:]), text)
+
+
+_PATH = re.compile(r"(?<![\w./\\~-])(?:/[^\s/:;,|\"'`=()\[\]{}<>]+){3,}/?")
+"""An absolute path of three parts or more; shorter ones (/metrics, /v1/models) belong to nobody, nor do those of a URL."""
 
 
 def _scope(scope: str) -> str:

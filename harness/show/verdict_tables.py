@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from evenhand.engines.base import COMPILE_CACHES
 from evenhand.judge.equality import Comparison, Pair
+from evenhand.judge.fairness import Reason
+from evenhand.judge.ledger import LedgerRow
 from evenhand.judge.pressure import PairedPressure
 from evenhand.judge.timing import TimingResult
 from evenhand.judge.verdict import RuleVerdict, Verdict
@@ -23,10 +24,6 @@ CONFIGURATION = (
 """Facts of the ledger that a comment always shows; facts that differ are shown too."""
 
 
-PER_ARM = frozenset(f"env {name}" for name in COMPILE_CACHES)
-"""Facts that differ in every gate by design: each arm compiles into folders of its own."""
-
-
 def signed_percent(share: float | None) -> str:
     """ "-40.5" for -0.405; "-" for null."""
     if share is None:
@@ -40,34 +37,38 @@ def rules_table(verdict: Verdict) -> Table:
     return Table(
         title="Rules",
         columns=(Column("rule", "", "left"), Column("status", "", "left"), Column("why", "", "left")),
-        rows=[[rule.text, rule.status, _why(rule, len(verdict.reasons))] for rule in verdict.rules],
+        rows=[[rule.text, rule.status, _why(rule, verdict.reasons)] for rule in verdict.rules],
         simulated=verdict.simulated,
     )
 
 
-def _why(rule: RuleVerdict, reasons: int) -> str:
-    """The reason; where several preconditions are broken they are listed once, below, and not in every row."""
-    if rule.status == "void" and reasons > 1 and "; " in rule.reason:
-        return f"{rule.reason.count('; ') + 1} preconditions are broken, listed below"
-    return rule.reason
+def _why(rule: RuleVerdict, reasons: Sequence[Reason]) -> str:
+    """The reason; broken preconditions are listed once, below, and not in every row."""
+    broken = sum(reason.text in rule.reason for reason in reasons) if rule.status == "void" else 0
+    if not broken:
+        return rule.reason
+    return f"{broken} precondition{'s are' if broken > 1 else ' is'} broken, listed below"
+
+
+def configuration_facts(verdict: Verdict) -> list[LedgerRow]:
+    """The facts that name the configuration, and every fact in which the arms differ."""
+    return [f for f in verdict.ledger if any(f.values.values()) and (f.differs or f.name in CONFIGURATION)]
 
 
 def configuration_table(verdict: Verdict) -> Table | None:
-    """What both arms' engines resolved: the facts that name the configuration, and every fact in which the arms differ."""
+    """What both arms' engines resolved, as far as it names the configuration or differs."""
     arms = [verdict.baseline, verdict.candidate]
-    rows = []
-    for fact in verdict.ledger:
-        values = [fact.values.get(arm) for arm in arms]
-        differs = values[0] != values[1] and fact.name not in PER_ARM
-        if any(values) and (differs or fact.name in CONFIGURATION):
-            rows.append(["!=" if differs else "", fact.name, *("-" if v is None else v for v in values)])
+    rows = [
+        ["!=" if fact.differs else "", fact.name, *(fact.values.get(arm) or "-" for arm in arms)]
+        for fact in configuration_facts(verdict)
+    ]
     if not rows:
         return None
     return Table(
         title="Configuration",
         columns=(Column("", "", "left"), Column("fact", "", "left"), *(Column(arm, "", "left") for arm in arms)),
         rows=rows,
-        notes=["!= marks facts in which the arms differ; all facts are in the fairness ledger"],
+        notes=["!= marks facts in which the arms differ; the other facts are in the fairness ledger"],
         simulated=verdict.simulated,
     )
 

@@ -1,5 +1,6 @@
 """Devices and the ledger: what made times unlike, what sequences cost, what each engine resolved."""
 
+import msgspec
 import pytest
 from judge_runs import S, cell, gpu, leg, manifest, request, run, sample
 
@@ -101,6 +102,22 @@ def test_the_ledger_marks_what_differs():
     assert (rows["seats resolved"].values, rows["seats resolved"].differs) == ({"base": "8", "new": "6"}, True)
     assert rows["model files (sha256)"].values["base"].endswith("(1 files)")
     assert rows["sampling"].values == {"base": '{"seed":0,"temperature":0}', "new": '{"seed":1,"temperature":0}'}
+
+
+def test_what_is_an_arms_own_or_only_observed_is_no_difference():
+    def env(arm, more=""):
+        caches = {"VLLM_CACHE_ROOT": f"/c/compile/run/{arm}/root", "PYTHONPATH": f"/runs/r/overlay/{arm}:/x{more}"}
+        return leg(0 if arm == "base" else 1, arm, env=caches, device_bytes_idle=(5 if arm == "base" else 6) << 30)
+
+    def marked(made, rows=()):
+        return {r.name for r in ledger(made, rows) if r.differs}
+
+    assert marked(run(legs=[env("base"), env("new")])) == set()
+    assert marked(run(legs=[env("base"), env("new", "y")])) == {"env PYTHONPATH"}
+    made = run(legs=[leg(0), leg(1, "new")], cells=[cell(leg=0), cell(leg=1, arm="new")])
+    rows = [msgspec.structs.replace(r, peak_running=n) for n, r in enumerate(ladder_rows(made, Reader(made)))]
+    (peak,) = [r for r in ledger(made, rows) if r.name == "peak running"]
+    assert (peak.values, peak.differs) == ({"base": "0", "new": "1"}, False)
 
 
 def test_boots_of_one_arm_that_disagree_are_shown():

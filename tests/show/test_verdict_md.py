@@ -17,8 +17,8 @@ from show_runs import HOSTILE, gate, rich_gate, store
 from evenhand.judge.gate import judge_gate
 from evenhand.judge.verdict import Verdict, decode
 from evenhand.show.junit import junit_xml
-from evenhand.show.table import SIMULATED
-from evenhand.show.verdict_md import COMMENT_LIMIT, factored, verdict_markdown, verdict_text, write_verdict_files
+from evenhand.show.table import SIMULATED, escape
+from evenhand.show.verdict_md import COMMENT_LIMIT, claimed, placeless, verdict_markdown, verdict_text, write_verdict_files
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,9 @@ def test_the_comment_has_every_part(rich: Verdict) -> None:
         "tpot\\_p50 not worse by 5 %": "pass",
         "failed requests \\<= 0": "pass",
     }
-    for title in ("What was found", "Configuration", "Peak pool pressure, paired", "Outputs", "First divergences", "Timing",
+    for rule in rich.rules:
+        assert text.count(escape(rule.reason)) == 1, "what was found is said once"
+    for title in ("Configuration", "Peak pool pressure, paired", "Outputs", "First divergences", "Timing",
                   "What was not measured", "What would widen the claim", "How to repeat"):  # fmt: skip
         assert f"### {title}\n" in text
     assert "evenhand gate rich.toml" in text
@@ -108,14 +110,40 @@ def test_reasons_of_a_void_gate_are_listed_once() -> None:
     assert "why rules are void" in verdict_text(verdict)
 
 
-def test_claims_share_what_they_begin_with() -> None:
-    begin, rest = factored(
-        ["B against A on x, 2 boots: outputs: pass, 1 of 1", "B against A on x, 2 boots: errors: pass, 0: no"]
-    )
-    assert begin == "B against A on x, 2 boots"
-    assert rest == ["outputs: pass, 1 of 1", "errors: pass, 0: no"]
-    assert factored(["one: two"]) == ("", ["one: two"])
-    assert factored([]) == ("", [])
+def test_claims_share_what_they_begin_with(rich: Verdict) -> None:
+    begin, said = claimed(rich)
+    assert begin == "new against base on vllm 0.32.0, model m, 8 seats, pool 900 blocks of 272 tokens, 6 and 6 boots"
+    assert [line.partition(":")[0] for line in said] == [rule.text for rule in rich.rules]
+    assert f"\n{begin}.\n" in verdict_markdown(rich)
+    assert claimed(msgspec.structs.replace(rich, claims=["other words"])) == ("", ["other words"])
+    assert claimed(msgspec.structs.replace(rich, claims=[], rules=[])) == ("", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("model | /tmp/h200/m/my\\_model |", "model | .../m/my\\_model |"),
+        ("PYTHONPATH=/a/b/overlay/new:/c/d/e python", "PYTHONPATH=.../overlay/new:.../d/e python"),
+        ("http://127.0.0.1:8000/v1/a/b/c and /metrics and /v1/models", None),
+        ("v1/core/x/y.py, 1/2/3/4, ~/a/b/c/d, </details>", None),
+        ("of '/a/b/c/'", "of '.../b/c'"),
+    ],
+)
+def test_paths_of_the_machine_are_cut(text: str, shown: str | None) -> None:
+    assert placeless(text) == (shown or text)
+
+
+def test_a_comment_names_no_place_of_the_machine(rich: Verdict) -> None:
+    made = rich_gate(1)
+    command = ["evenhand", "gate", "/home/me/perf/gate.toml", "--out", "/data/runs/"]
+    text = verdict_markdown(rich, msgspec.structs.replace(made.manifest, command=command), made.legs)
+    assert "evenhand gate .../perf/gate.toml --out RUNS\nevenhand judge RUNS/" in text
+    assert "/home" not in text
+
+
+def test_the_folded_ledger_repeats_nothing(rich: Verdict) -> None:
+    text = verdict_markdown(rich)
+    assert text.count("| seats resolved |") == text.count("| seats requested |") == 1
 
 
 def test_words_of_engines_do_no_harm_in_a_comment(rich: Verdict) -> None:
