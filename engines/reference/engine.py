@@ -71,6 +71,7 @@ class Engine:
     def abort(self, seq: Seq, reason: str = "abort") -> None:
         """Give a request up."""
         scheduler.abort(self.state, seq, reason)
+        seq.sink = None
         self._refresh()
         self._wake.set()
 
@@ -115,6 +116,8 @@ class Engine:
             self._refresh(done)
             for output in outputs:
                 output.seq.sink.push(output.ids, output.finish)  # type: ignore[attr-defined]
+                if output.finish is not None:
+                    output.seq.sink = None  # the two know each other: ended requests would wait for a rare collection
 
     def _refresh(self, step: Step | None = None) -> None:
         state = self.state

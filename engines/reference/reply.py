@@ -23,7 +23,7 @@ _encode = msgspec.json.encode
 class Reply:
     """Where the engine puts a request's tokens."""
 
-    def __init__(self, wire: Wire, engine: Engine, ask: Ask, frame: Frame, done: Callable[[], None]) -> None:
+    def __init__(self, wire: Wire, engine: Engine, ask: Ask, frame: Frame, done: Callable[[Reply], None]) -> None:
         self.wire = wire
         self.engine = engine
         self.ask = ask
@@ -95,7 +95,7 @@ class Reply:
 
     def _close(self) -> None:
         self.open = False
-        self._done()
+        self._done(self)
 
     def _gone(self) -> None:
         if self.open:
@@ -139,7 +139,7 @@ class FaultyReply(Reply):
         engine: Engine,
         ask: Ask,
         frame: Frame,
-        done: Callable[[], None],
+        done: Callable[[Reply], None],
         after: int,
         act: Callable[[FaultyReply], bool],
     ) -> None:

@@ -218,17 +218,14 @@ class Server:
             raise ApiError("max tokens", 400, **facts)
 
     def _reply(self, wire: Wire, ask: api.Ask, frame: Any, number: int) -> Reply:
-        def done() -> None:
-            self.engine.vitals.left()
-            self._open.discard(reply)
-
         act = self._fault_of(number)
-        reply: Reply
         if act is None:
-            reply = Reply(wire, self.engine, ask, frame, done)
-        else:
-            reply = FaultyReply(wire, self.engine, ask, frame, done, self._faults.after_tokens, act)
-        return reply
+            return Reply(wire, self.engine, ask, frame, self._done)
+        return FaultyReply(wire, self.engine, ask, frame, self._done, self._faults.after_tokens, act)
+
+    def _done(self, reply: Reply) -> None:
+        self.engine.vitals.left()
+        self._open.discard(reply)
 
     def _fault_of(self, number: int) -> Any:
         """What happens to this request, if anything."""
