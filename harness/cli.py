@@ -262,7 +262,10 @@ def tiny_model(
 
 @app.command()
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder with config.json, or the file itself.")],
+    model: Annotated[
+        Path | None,
+        typer.Argument(metavar="MODEL", help="Folder with config.json, or the file itself; with --from the run's own is used."),
+    ] = None,
     engines: Annotated[
         str, typer.Option("--engines", help="Comma list of engines whose allocation rule is asked.")
     ] = "vllm,sglang,vllm.cpp",
@@ -297,19 +300,26 @@ def predict(
     from evenhand.engines import engine
     from evenhand.predict.pages import PredictError
     from evenhand.predict.shape import Budget
+    from evenhand.show.prediction import comparison_text, prediction_text
+    from evenhand.show.table import terminal_width
     from evenhand.units import parse_bytes
 
     try:
         if from_ is not None:
             from evenhand.predict.config import read_model
-            from evenhand.predict.from_run import compare_run, render_comparison
+            from evenhand.predict.from_run import compare_run
+            from evenhand.show.judged import kept_model
             from evenhand.store import open_run
 
-            found = read_model(model, cache_dtype=cache_dtype, state_dtype=state_dtype)
-            typer.echo(render_comparison(compare_run(open_run(from_), found, fixed_arms=[a for a in fixed.split(",") if a])))
+            run = open_run(from_)
+            types = {"cache_dtype": cache_dtype, "state_dtype": state_dtype}
+            found = kept_model(run, **types) if model is None else read_model(model, **types)
+            compared = compare_run(run, found, fixed_arms=[arm for arm in fixed.split(",") if arm])
+            typer.echo(comparison_text(compared, run.manifest.simulated, terminal_width()))
             return
-        from evenhand.predict.table import predict as predict_pool
-        from evenhand.predict.table import render
+        if model is None:
+            fail("predict needs a MODEL (a folder with config.json), or --from RUN, which kept the config of its own")
+        from evenhand.predict.forecast import predict as predict_pool
 
         budget = Budget(
             seats=seats,
@@ -330,7 +340,7 @@ def predict(
         made = predict_pool(
             model, asked, budget, lengths, output_tokens=output, cache_dtype=cache_dtype, state_dtype=state_dtype
         )
-        typer.echo(render(made))
+        typer.echo(prediction_text(made, terminal_width()))
     except KeyError as error:
         fail(error.args[0])
     except (*_known_errors(), PredictError, ValueError) as error:  # type: ignore[misc]
@@ -359,10 +369,8 @@ def overhead(
 
 
 def main() -> None:
-    """Entry point: errors that we know are one sentence, Ctrl-C is 130."""
+    """Every verb; errors that we know are one sentence. Raises KeyboardInterrupt on Ctrl-C."""
     try:
         app()
-    except KeyboardInterrupt:
-        sys.exit(130)
     except BrokenPipeError:
         sys.exit(141)
