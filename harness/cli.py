@@ -281,7 +281,7 @@ def predict(
     block_tokens: Annotated[int | None, typer.Option("--block-tokens", help="Block size that is asked for.")] = None,
     prompts: Annotated[str, typer.Option("--prompts", help="Comma list of prompt lengths, tokens.")] = "",
     output: Annotated[int, typer.Option("--output", help="Output tokens of each prompt.")] = 16,
-    cache_dtype: Annotated[str | None, typer.Option("--cache-dtype", help="KV cache type, e.g. bf16, fp8.")] = None,
+    cache_dtype: Annotated[str | None, typer.Option("--cache-dtype", help="KV cache type, e.g. bfloat16, fp8.")] = None,
     state_dtype: Annotated[
         str | None, typer.Option("--state-dtype", help="Recurrent state's type, e.g. float32, float16.")
     ] = None,

@@ -23,7 +23,6 @@ from evenhand.predict.findings import (
 from evenhand.predict.forecast import PromptForecast, forecast_prompt
 from evenhand.predict.pages import GIB, PredictError
 from evenhand.predict.shape import Budget, ModelShape
-from evenhand.predict.table import findings_text, markdown
 from evenhand.records import LegRow
 
 DRAFTERS = frozenset({"mtp", "eagle", "eagle3"})
@@ -90,26 +89,6 @@ def compare_run(
     depth = max((leg.drafted_depth for leg in run.legs), default=0)
     found.append(state_dtype_doubles(model.shape, depth, seats, model.state_dtype) if seats else None)
     return Comparison(rows=tuple(compared_rows), findings=_once(some(found)))
-
-
-def render_comparison(comparison: Comparison) -> str:
-    """Markdown: prediction beside measurement, findings under it."""
-    head = ("arm", "leg", "prompt", "predicted, blocks", "exact", "sampled", "exact - predicted", "null-gap fix", "note")
-    cells = [
-        [
-            row.arm,
-            str(row.leg),
-            f"{row.prompt_tokens:,}",
-            _or_dash(row.predicted_blocks),
-            _or_dash(row.exact_blocks),
-            _or_dash(row.sampled_blocks),
-            _difference(row.exact_blocks, row.predicted_blocks),
-            "with" if row.fixed else "without",
-            row.reason or "",
-        ]
-        for row in comparison.rows
-    ]
-    return "\n\n".join([markdown(head, cells), findings_text(comparison.findings)]) + "\n"
 
 
 def leg_budget(leg: LegRow, scenario: Mapping[str, Any], *, fixed: bool) -> Budget:
@@ -210,11 +189,3 @@ def _true(value: Any) -> bool:
 
 def _once(findings: Collection[Finding]) -> tuple[Finding, ...]:
     return tuple({finding.text: finding for finding in findings}.values())
-
-
-def _or_dash(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
-
-
-def _difference(measured: int | None, predicted: int | None) -> str:
-    return "-" if measured is None or predicted is None else f"{measured - predicted:+d}"

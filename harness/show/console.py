@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from evenhand.judge.verdict import Verdict
 from evenhand.records import HAS_FIGURES
 from evenhand.show.ladder import ladder_table
 from evenhand.show.pressure import pressure_table
-from evenhand.show.table import Table, as_csv, as_markdown, as_text
+from evenhand.show.table import Table, as_csv, as_markdown, as_text, terminal_width
 from evenhand.show.tables import across_table, client_table, device_cells_table, ledger_table, refusal_table, reuse_table
 from evenhand.show.verdict_md import status_line, verdict_text, write_verdict_files
 from evenhand.store import SUMS, TABLES, Run, StoreError, changed_files, open_run, subfolder, write_atomic
@@ -130,7 +129,7 @@ def summarise(path: Path) -> tuple[str, int]:
     if unsealed:
         lines.append(f"the list of the run's sha256 is gone ({SUMS}): whether its evidence changed cannot be told")
         code = code or 2
-    width = max(100, min(shutil.get_terminal_size((140, 40)).columns, 200))
+    width = terminal_width()
     parts = [as_text(table, width) for table in found.console]
     try:
         folder = subfolder(path, TABLES)

@@ -13,7 +13,7 @@ from evenhand.judge.ladder import LadderRow, ladder_rows
 from evenhand.judge.ledger import LedgerRow, ledger
 from evenhand.judge.pressure import PressureRow, pressure_rows
 from evenhand.judge.verdict import Verdict
-from evenhand.predict.config import read_model
+from evenhand.predict.config import Model, read_model
 from evenhand.predict.from_run import Comparison, compare_run
 from evenhand.predict.pages import PredictError
 from evenhand.store import MODEL_CONFIG, Run
@@ -77,13 +77,26 @@ def _rungs(run: Run, reader: Reader, ladder: Sequence[LadderRow]) -> list[Ladder
     return first if alone else by_arm(run, reader)
 
 
-def _predicted(run: Run, rows: Sequence[PressureRow], fixed_arms: Sequence[str]) -> Comparison | None:
-    """From the model's config as the run kept it; None where that was not kept or cannot be used."""
+def kept_model(run: Run, cache_dtype: str | None = None, state_dtype: str | None = None) -> Model:
+    """The model's config as the run kept it, with the types that its scenario asked for unless others are given.
+
+    Raises PredictError in one sentence where it was not kept or cannot be used.
+    """
     kept = run.path / MODEL_CONFIG
-    if not rows or not kept.is_file() or kept.is_symlink():
-        return None
-    asked = {key: run.manifest.scenario.get(key) for key in ("cache_dtype", "state_dtype", "dtype")}
+    if not kept.is_file() or kept.is_symlink():
+        raise PredictError(f"{run.path} kept no {MODEL_CONFIG} (its model's folder had no config.json); name a MODEL")
+    asked = run.manifest.scenario
+    return read_model(
+        kept,
+        cache_dtype=cache_dtype or asked.get("cache_dtype"),
+        state_dtype=state_dtype or asked.get("state_dtype"),
+        dtype=asked.get("dtype"),
+    )
+
+
+def _predicted(run: Run, rows: Sequence[PressureRow], fixed_arms: Sequence[str]) -> Comparison | None:
+    """None where there is nothing to predict, or no model to do it with."""
     try:
-        return compare_run(run, read_model(kept, **asked), rows=rows, fixed_arms=fixed_arms)
+        return compare_run(run, kept_model(run), rows=rows, fixed_arms=fixed_arms) if rows else None
     except PredictError:
         return None

@@ -17,6 +17,7 @@ from evenhand.records import HAS_FIGURES
 from evenhand.show.console import outcome_lines
 from evenhand.show.judged import Judged
 from evenhand.show.ladder import ladder_table
+from evenhand.show.prediction import prediction_table
 from evenhand.show.pressure import pressure_table
 from evenhand.show.repeat import commands, engine_commands, scenario_note
 from evenhand.show.table import SIMULATED, Table, clean, number, visible
@@ -25,7 +26,6 @@ from evenhand.show.tables import (
     client_table,
     device_cells_table,
     ledger_table,
-    prediction_table,
     refusal_table,
     reuse_table,
 )

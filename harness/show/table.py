@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 import unicodedata
 from collections.abc import Sequence
 from typing import Literal
@@ -48,6 +49,11 @@ def visible(table: Table) -> list[int]:
     return [i for i in range(len(table.columns)) if any(row[i] not in ("", "-") for row in table.rows)] or list(
         range(len(table.columns))
     )
+
+
+def terminal_width() -> int:
+    """Columns to write for: the terminal's, within 80 and 200; 140 where there is none."""
+    return max(80, min(shutil.get_terminal_size((140, 40)).columns, 200))
 
 
 def as_text(table: Table, width: int = 0) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from evenhand.judge import equality
 from evenhand.judge.devices import DeviceRow
 from evenhand.judge.ledger import OBSERVED, LedgerRow
 from evenhand.judge.reuse import ReuseRow
-from evenhand.predict.from_run import Compared, Comparison
 from evenhand.records import CellRow, LegRow
 from evenhand.show.table import Column, Table, milli, number, whole
 from evenhand.units import gib
@@ -262,62 +260,3 @@ def _short(value: str | None, limit: int) -> str:
         return value
     # the end of a path says more than its beginning
     return "..." + value[3 - limit :] if value.startswith("/") and " " not in value else value[: limit - 3] + "..."
-
-
-def prediction_table(found: Comparison | None, simulated: bool) -> Table | None:
-    """Peaks that the arithmetic expects beside those that were measured, over all boots of an arm; findings stand below."""
-    if found is None:
-        return None
-    groups: dict[tuple[str, int], list[Compared]] = {}
-    reasons: dict[str, list[str]] = {}
-    for row in found.rows:
-        if row.predicted_blocks is None:
-            reasons.setdefault(row.reason or "no prediction", []).append(row.arm)
-        else:
-            groups.setdefault((row.arm, row.prompt_tokens), []).append(row)
-    if not groups:
-        return None
-    notes = [f"{', '.join(dict.fromkeys(arms))}: not predicted, {reason}" for reason, arms in reasons.items()]
-    notes += [f"{finding.name}: {_ANY_LEG.sub('', finding.text)}" for finding in found.findings]
-    return Table(
-        title="Prediction beside measurement",
-        columns=(
-            Column("arm", "", "left"),
-            Column("prompt", "tokens"),
-            Column("predicted", "blocks"),
-            Column("exact", "blocks"),
-            Column("sampled", "blocks"),
-            Column("measured - predicted", "blocks"),
-            Column("boots"),
-            Column("null-gap fix", "", "left"),
-        ),
-        rows=[_predicted(arm, prompt, rows) for (arm, prompt), rows in groups.items()],
-        notes=list(dict.fromkeys(notes)),
-        simulated=simulated,
-    )
-
-
-_ANY_LEG = re.compile(r", leg \d+(?=[,:])")
-
-
-def _predicted(arm: str, prompt: int, rows: Sequence[Compared]) -> list[str]:
-    """Boots that agree are one figure, others "53 / 54"."""
-    measured = [row.exact_blocks if row.exact_blocks is not None else row.sampled_blocks for row in rows]
-    off = [
-        None if m is None or row.predicted_blocks is None else m - row.predicted_blocks
-        for m, row in zip(measured, rows, strict=True)
-    ]
-    return [
-        arm,
-        whole(prompt),
-        _each(whole(row.predicted_blocks) for row in rows),
-        _each(whole(row.exact_blocks) for row in rows),
-        _each(whole(row.sampled_blocks) for row in rows),
-        _each("-" if o is None else (f"{o:+d}" if o else "0") for o in off),
-        whole(len({row.leg for row in rows})),
-        "with" if rows[0].fixed else "without",
-    ]
-
-
-def _each(values: Iterable[str]) -> str:
-    return " / ".join(dict.fromkeys(values))

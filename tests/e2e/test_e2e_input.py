@@ -24,6 +24,7 @@ pytestmark = pytest.mark.e2e
         (("history", "/nonexistent"), "is no folder"),
         (("predict", "/dev/zero"), "is no file"),
         (("predict", MODEL, "--prompts", "x,y"), "give prompt lengths"),
+        (("predict",), "needs a MODEL (a folder with config.json), or --from RUN"),
         (("predict", MODEL, "--pool-bytes", "abc"), "is no size"),
         (("scenarios", "--copy", "demo/../../etc/passwd"), "no such scenario file"),
         (("run", "demo", "--dry-run", "--set", "seed=99999999999999999999999999"), "at most 64 bits"),

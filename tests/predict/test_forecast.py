@@ -10,11 +10,11 @@ import pytest
 
 from evenhand.engines.base import EngineError
 from evenhand.predict.config import model_of
-from evenhand.predict.forecast import forecast_prompt
+from evenhand.predict.forecast import forecast_prompt, predict
 from evenhand.predict.pages import attention_pool_bytes, padding, pages_of_bytes, unified_block_tokens
 from evenhand.predict.seats import seat_ceiling, seats_that_fit, state_bytes_needed
 from evenhand.predict.shape import Allocation, Budget, ModelShape
-from evenhand.predict.table import predict, render
+from evenhand.show.prediction import prediction_text
 
 
 class TwoPools:
@@ -71,14 +71,12 @@ def seed_config(tmp_path: Path, next_config: dict[str, Any]) -> Path:
 def test_the_seeds_refusal_and_room(seed_config: Path) -> None:
     budget = Budget(seats=32, depth=8, pool_blocks=7488, state_bytes=round(38.70 * 2**30))
     prediction = predict(seed_config, [TwoPools()], budget)
-    text = render(prediction)
+    text = prediction_text(prediction, 160)
     assert "3,371,008 B" in text
     assert "46,600,814,592 B = 43.40 GiB" in text
     assert "832 tokens, padding 1.09%" in text
-    row = next(line for line in text.splitlines() if line.startswith("| two-pools"))
-    assert [cell.strip() for cell in row.split("|")][2:-1] == [
-        "refused", "32", "-", "7,488", "9", "43.40", "38.70", "32", "32", "10",
-    ]  # fmt: skip
+    row = next(line for line in text.splitlines() if line.startswith("two-pools"))
+    assert row.split()[1:] == ["refused", "32", "7,488", "9", "43.40", "38.70", "32", "32", "10"]
     assert "state-dtype-doubles-need" in text
 
 
@@ -96,11 +94,11 @@ def test_peaks_with_and_without_the_fix(tmp_path: Path, next_config: dict[str, A
     assert [prompt.patched.blocks for prompt in prompts] == [61, 87, 120, 175]
     assert [prompt.follow_up_cached_tokens for prompt in prompts] == [50 * 272, 76 * 272, 109 * 272, 164 * 272]
     assert all(prompt.fits for prompt in prompts)
-    text = render(prediction)
-    for change in ("-22.8%", "-23.7%", "-25.9%", "-27.4%"):
+    text = prediction_text(prediction, 160)
+    for change in ("  -22.8  ", "  -23.7  ", "  -25.9  ", "  -27.4  "):
         assert change in text
     assert prediction.findings == ()
-    assert text.endswith("Findings: none.\n")
+    assert text.endswith("\nfindings: none")
 
 
 def test_the_counter_in_the_seeds_form(tmp_path: Path, next_config: dict[str, Any], seed: ModelShape) -> None:
@@ -108,8 +106,8 @@ def test_the_counter_in_the_seeds_form(tmp_path: Path, next_config: dict[str, An
     budget = Budget(seats=1, depth=3, drafter=True)
     prompt = forecast_prompt(seed, budget, 832, 21_000, 16)
     assert max(states for _, states in prompt.retained_unpatched) == 16
-    assert "4, 5, 6, ..., " in render(predict(tmp_path, [Unified()], budget, [21_000]))
-    assert "against 4, 5 patched" in render(predict(tmp_path, [Unified()], budget, [21_000]))
+    assert "4, 5, 6, ..., " in prediction_text(predict(tmp_path, [Unified()], budget, [21_000]), 160)
+    assert "against 4, 5 patched" in prediction_text(predict(tmp_path, [Unified()], budget, [21_000]), 160)
 
 
 def test_separate_pools_have_no_state_blocks(tmp_path: Path, next_config: dict[str, Any]) -> None:
@@ -129,7 +127,7 @@ def test_a_pool_too_small_for_the_peak(tmp_path: Path, next_config: dict[str, An
 
 def test_an_engine_that_cannot_predict_is_a_row(tmp_path: Path, next_config: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(next_config))
-    text = render(predict(tmp_path, [Fails(), Unified()], Budget(seats=4, batch_tokens=128), [1000]))
-    assert "- fails: this engine has no rule for that model." in text
-    assert "- unified: one step batches 128 tokens and a block has 272" in text
+    text = prediction_text(predict(tmp_path, [Fails(), Unified()], Budget(seats=4, batch_tokens=128), [1000]), 160)
+    assert "fails: this engine has no rule for that model." in text
+    assert "unified: one step batches 128 tokens and a block has 272" in text
     assert text.count("not predicted") == 2

@@ -8,9 +8,10 @@ import pytest
 
 from evenhand.judge.view import MemoryRun
 from evenhand.predict.config import Model, model_of
-from evenhand.predict.from_run import compare_run, leg_budget, render_comparison
+from evenhand.predict.from_run import compare_run, leg_budget
 from evenhand.predict.pages import PredictError
 from evenhand.records import CellRow, LegRow, Manifest, Pool, Refusal, RequestRow, SampleRow
+from evenhand.show.prediction import comparison_text
 
 S = 1_000_000_000
 CONFIG = {
@@ -97,9 +98,11 @@ def test_a_run_as_predicted_has_no_finding(model: Model) -> None:
     got = compare_run(run_of((leg(0, "base"), 79, 0), (leg(1, "patched"), 61, 0)), model, fixed_arms=["patched"])
     assert [(row.arm, row.sampled_blocks, row.predicted_blocks) for row in got.rows] == [("base", 79, 79), ("patched", 61, 61)]
     assert got.findings == ()
-    text = render_comparison(got)
-    assert "14,000" in text
-    assert text.endswith("Findings: none.\n")
+    text = comparison_text(got, False, 100)
+    assert [line.split() for line in text.splitlines() if "14,000" in line] == [
+        ["base", "14,000", "79", "79", "0", "1", "without"],
+        ["patched", "14,000", "61", "61", "0", "1", "with"],
+    ]
 
 
 def test_an_arm_that_should_be_fixed_and_is_not(model: Model) -> None:
@@ -117,6 +120,10 @@ def test_what_an_engine_did_not_say_is_a_reason(model: Model) -> None:
         "the engine did not say its block size",
     ]
     assert got.findings == ()
+    assert comparison_text(got, False, 100).splitlines() == [
+        "a: not predicted, the engine did not say how many tokens a step may batch",
+        "b: not predicted, the engine did not say its block size",
+    ]
 
 
 def test_separate_state_slots_take_no_pool_blocks(model: Model) -> None:

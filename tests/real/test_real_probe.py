@@ -9,8 +9,9 @@ from real_runs import Ended
 
 from evenhand.judge.pressure import pressure_rows
 from evenhand.predict.config import read_model
-from evenhand.predict.from_run import compare_run, render_comparison
+from evenhand.predict.from_run import compare_run
 from evenhand.records import RequestRow
+from evenhand.show.prediction import comparison_text
 from evenhand.watch.probe_reader import ProbeLog, read
 
 pytestmark = pytest.mark.vllm
@@ -32,7 +33,7 @@ def test_exact_peaks_are_above_samples_and_equal_in_every_boot(same_gate: Ended)
 def test_exact_peaks_are_within_a_block_of_prediction(same_gate: Ended) -> None:
     model = read_model(same_gate.run.manifest.scenario["model"])
     compared = compare_run(same_gate.run, model, fixed_arms={"baseline", "candidate"})
-    print(render_comparison(compared))
+    print(comparison_text(compared, False, 140))
     assert compared.rows
     for row in compared.rows:
         assert row.predicted_blocks is not None, row.reason
