@@ -178,18 +178,21 @@ def history(
     metric: Annotated[
         str, typer.Option("--metric", help="throughput, ttft_p50, ttft_p95, tpot_p50 or peak_pool.", show_default=True)
     ] = "throughput",
+    scenario: Annotated[
+        str | None, typer.Option("--scenario", metavar="NAME", help="Scenario to follow; by default the newest run's.")
+    ] = None,
     arm: Annotated[str | None, typer.Option("--arm", help="Arm to follow; by default the one that most runs have.")] = None,
     cell: Annotated[str | None, typer.Option("--cell", help='Cell to follow, such as "ladder/c=8".')] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the picture.", show_default=True)] = Path("reports"),
 ) -> None:
-    """List the runs of a folder and draw one metric over them; changes that leave the noise are marked."""
+    """List the runs of one scenario and draw one metric over them; changes that leave the noise are marked."""
     from evenhand.show.history import draw, history_table
     from evenhand.show.history import history as read
-    from evenhand.show.table import as_text
+    from evenhand.show.table import as_text, terminal_width
 
     try:
-        found = read(results, metric, arm, cell)
-        typer.echo(as_text(history_table(found), 160))
+        found = read(results, metric, arm, cell, scenario)
+        typer.echo(as_text(history_table(found), terminal_width()) + "\n")
         for file in draw(found, out / f"history-{metric}"):
             typer.echo(f"{file}")
     except _known_errors() as error:

@@ -74,7 +74,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     started_utc: str
     kind: str
     status: str
-    scenario: str
     label: str
     """Commit, or version, of the arm that is drawn."""
     setting: str
@@ -91,11 +90,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found in a folder of runs."""
+    """What was found in a folder of runs: one metric of one arm and cell over the runs of one scenario."""
 
     metric: str
+    scenario: str
     arm: str
     cell: str
+    others: list[str]
+    """What else could have been followed, one sentence each: scenarios, arms, cells."""
     entries: list[Entry]
     sd: float | None
     """Pooled sd of log figures between boots of one build; None where no build was booted twice."""
@@ -106,8 +108,11 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     """Folders left out, each with its reason."""
 
 
-def history(results: Path, metric: str, arm: str | None = None, cell: str | None = None) -> History:
-    """Read every run below `results`. `arm` and `cell` default to the arm and the cell that most runs have figures for.
+def history(
+    results: Path, metric: str, arm: str | None = None, cell: str | None = None, scenario: str | None = None
+) -> History:
+    """Read the runs below `results` that are of one scenario, by default that of the newest run that has the metric. `arm` and
+    `cell` default to the arm and the cell that most of them have it for.
 
     Raises StoreError in one sentence when there is nothing to draw.
     """
@@ -119,28 +124,49 @@ def history(results: Path, metric: str, arm: str | None = None, cell: str | None
     runs, unreadable = _runs(results)
     if not runs:
         raise StoreError(f"{results} holds no run folder")
-    figures = {}
+    names = [_scenario(run.manifest) for run in runs]
+    if scenario is not None and scenario not in names:
+        raise StoreError(f"{results} holds no run of scenario {scenario!r}; it holds {', '.join(dict.fromkeys(names))}")
+    figures: dict[Path, list[Figure]] = {}
     for run in runs:
         try:
             figures[run.path] = _figures(run, chosen)
         except (StoreError, JudgeError) as error:
             unreadable.append(str(error))
-    every = [figure for each in figures.values() for figure in each]
+    known = [run for run in runs if run.path in figures]
+    with_it = [run for run in known if figures[run.path]]
+    scenario = scenario or _scenario((with_it or known or runs)[-1].manifest)
+    mine = [run for run in known if _scenario(run.manifest) == scenario]
+    every = [figure for run in mine for figure in figures[run.path]]
     arm = arm or _commonest(f.arm for f in every)
     cell = cell or _commonest(f.cell for f in every if f.arm == arm)
-    entries = [_entry(run, [f for f in figures[run.path] if (f.arm, f.cell) == (arm, cell)], arm) for run in runs
-               if run.path in figures]  # fmt: skip
+    entries = [_entry(run, [f for f in figures[run.path] if (f.arm, f.cell) == (arm, cell)], arm) for run in mine]
     sd, freedom = noise([figure for entry in entries for figure in entry.figures])
     return History(
         metric=metric,
+        scenario=scenario,
         arm=arm,
         cell=cell,
+        others=_others(names, scenario, every, arm, cell),
         entries=entries,
         sd=sd,
         freedom=freedom,
         changed=changes(entries, sd, freedom),
         unreadable=unreadable,
     )
+
+
+def _others(names: Sequence[str], scenario: str, every: Sequence[Figure], arm: str, cell: str) -> list[str]:
+    """What the runs hold beside what is followed, with the option that follows it."""
+    runs = {name: f"{name} ({names.count(name)})" for name in names if name != scenario}
+    arms = dict.fromkeys(f.arm for f in every if f.arm != arm)
+    cells = dict.fromkeys(f.cell for f in every if f.arm == arm and f.cell != cell)
+    said = [("scenarios (--scenario), with their runs", runs.values()), ("arms (--arm)", arms), ("cells (--cell)", cells)]
+    return [f"other {what}: {', '.join(found)}" for what, found in said if found]
+
+
+def _scenario(manifest: Manifest) -> str:
+    return str(manifest.scenario.get("name", ""))
 
 
 def noise(figures: Sequence[Figure]) -> tuple[float | None, int]:
@@ -221,7 +247,6 @@ def _entry(run: Run, figures: list[Figure], arm: str) -> Entry:
         started_utc=manifest.started_utc,
         kind=manifest.kind,
         status=manifest.status,
-        scenario=str(manifest.scenario.get("name", "")),
         label=str(commit)[:9] if commit else (version or manifest.started_utc[5:16].replace("T", " ")),
         setting=_setting(manifest),
         simulated=manifest.simulated,
@@ -256,7 +281,7 @@ def history_table(found: History) -> Table:
         )  # fmt: skip
         before = entry if value is not None else before
     return Table(
-        title=f"History of {metric.label}, {found.arm or 'no arm'} {found.cell}".rstrip(),
+        title=_title(found),
         columns=(
             Column("run", "", "left"),
             Column("kind", "", "left"),
@@ -268,9 +293,14 @@ def history_table(found: History) -> Table:
             Column("", "", "left"),
         ),
         rows=rows,
-        notes=[_noise_words(found), *found.unreadable],
+        notes=[_noise_words(found), *found.others, *found.unreadable],
         simulated=any(entry.simulated for entry in found.entries),
     )
+
+
+def _title(found: History) -> str:
+    what = f"arm {found.arm}, cell {found.cell}" if found.arm else "no run has it"
+    return f"History of {METRICS[found.metric].label}: scenario {found.scenario}, {what}"
 
 
 def _noise_words(found: History) -> str:
@@ -278,25 +308,25 @@ def _noise_words(found: History) -> str:
         return "noise is not known: no build was booted twice, so no change is marked"
     return (
         f"noise: boots of one build differ by {100 * math.expm1(found.sd):.2g} % (sd, {found.freedom} degrees of freedom); "
-        "runs of another machine, model or workload are not compared"
+        "runs with another machine, model or workload are not compared"
     )
 
 
 def draw(found: History, stem: Path) -> list[Path]:
-    """stem.svg and stem.png of the metric over runs of one scenario, the one that most runs have it for.
+    """stem.svg and stem.png of the metric over the runs.
 
     Raises StoreError where no run has it.
     """
     from evenhand.show import plots, style
 
     metric = METRICS[found.metric]
-    scenario = _commonest(entry.scenario for entry in found.entries if entry.figures)
-    drawn = [(e, changed) for e, changed in zip(found.entries, found.changed, strict=True) if e.scenario == scenario]
-    settings = [entry.setting for entry, _ in drawn]
+    if not any(entry.figures for entry in found.entries):
+        where = f"{found.arm or 'any arm'} {found.cell}".rstrip()
+        raise StoreError(f"no run of scenario {found.scenario} has {metric.label} of {where}")
+    settings = [entry.setting for entry in found.entries]
+    drawn = zip(found.entries, found.changed, strict=True)
     points = [_point(entry, changed, bool(n) and settings[n] != settings[n - 1]) for n, (entry, changed) in enumerate(drawn)]
-    if not scenario:
-        raise StoreError(f"no run has {metric.label} of {found.arm or 'any arm'} {found.cell}".rstrip())
-    notes = [f"Scenario {scenario}, {found.arm} {found.cell}.", f"{_noise_words(found)}.".capitalize()]
+    notes = [f"Scenario {found.scenario}, {found.arm} {found.cell}.", f"{_noise_words(found)}.".capitalize()]
     if any(entry.simulated for entry in found.entries):
         notes.append(SIMULATED)
     try:

@@ -21,7 +21,7 @@ from evenhand.store import StoreError
 def entry(run: str, *values: float, setting: str = "s") -> Entry:
     figures = [Figure(run=run, arm="a", cell="c", build=run, value=v) for v in values]
     return Entry(
-        run=run, started_utc="", kind="run", status="finished", scenario="x", label=run, setting=setting, simulated=False,
+        run=run, started_utc="", kind="run", status="finished", label=run, setting=setting, simulated=False,
         figures=figures,
     )  # fmt: skip
 
@@ -69,14 +69,29 @@ def test_runs_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "broken" / "manifest.json").write_text("{")
     found = history(tmp_path, "ttft_p50", arm="new")
     assert (found.arm, found.cell) == ("new", "ladder/c=1")
-    assert [len(e.figures) for e in found.entries] == [0, 2, 2]
+    assert found.scenario == "rich", "of the newest run"
+    assert [len(e.figures) for e in found.entries] == [2, 2]
     assert found.freedom == 3
-    assert found.changed == [False, False, False]
+    assert found.changed == [False, False]
     text = as_text(history_table(found))
-    assert SIMULATED in text
+    assert "scenario rich, arm new, cell ladder/c=1" in text
+    assert "other scenarios (--scenario), with their runs: three (1)" in text
+    assert "other arms (--arm): base" in text
+    assert SIMULATED not in text, "the simulated run is of another scenario"
     assert "broken" in text
     assert "noise: boots of one build differ by" in text
     assert all(file.stat().st_size for file in draw(found, tmp_path / "out" / "h"))
+
+
+def test_another_scenario_is_followed_when_named(tmp_path: Path) -> None:
+    store(rich_gate(2), tmp_path / "a")
+    store(ladder_run(), tmp_path / "b")
+    found = history(tmp_path, "throughput", scenario="three")
+    assert (found.scenario, found.arm, [e.run for e in found.entries]) == ("three", "clamped", ["b"])
+    assert SIMULATED in as_text(history_table(found))
+    assert history(tmp_path, "peak_pool").scenario == "rich", "of the newest run that has the metric"
+    with pytest.raises(StoreError, match="no run of scenario 'x'; it holds"):
+        history(tmp_path, "throughput", scenario="x")
 
 
 def test_peaks_over_runs_are_in_blocks(tmp_path: Path) -> None:
@@ -94,5 +109,5 @@ def test_errors_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="is no folder"):
         history(tmp_path / "none", "throughput")
     store(ladder_run(), tmp_path / "run")
-    with pytest.raises(StoreError, match="no run has peak pool"):
+    with pytest.raises(StoreError, match="no run of scenario three has peak pool"):
         draw(history(tmp_path, "peak_pool"), tmp_path / "h")
