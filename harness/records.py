@@ -19,7 +19,7 @@ A run directory holds:
         requests.jsonl   RequestRow, flushed as they are decoded after each rung
         rung-*.spill     raw reads with their stamps, appended as each request ends; removed once decoded
         samples.jsonl    SampleRow from the sampler's own process
-        scrapes.jsonl.gz raw /metrics bodies
+        scrapes.jsonl.gz raw /metrics bodies, redacted
         gpu.jsonl        GpuRow
         probe.jsonl      rows of the in-engine probe, where there is one
         loadproof.jsonl  what the engine's processes loaded of the patched modules

@@ -16,8 +16,10 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
+from evenhand.boot.environment import redact
 from evenhand.watch.fetch import Fetcher, Reply
 from evenhand.watch.scan import Scan, Want, scan
 
@@ -26,14 +28,16 @@ GIVE_UP = 3
 BACKOFF_MAX_S = 5.0
 RAW_INTERVAL_S = 0.25
 """Raw bodies are kept at most this often: at 0.02 s compressing them all would cost more than the scrape."""
+RAW_BODY_BYTES = 4 << 20
+"""A longer body is not kept: to search it for secrets would take seconds."""
 
 
 class Appender:
-    """A file of whole rows: one write each."""
+    """A file of whole rows: one write each; never through a link that stands there."""
 
     def __init__(self, path: str, lines: bool = True) -> None:
         """`lines`: a torn last line, left by a full disk before a resume, is cut off so that it spoils no new row."""
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         size = os.fstat(self._fd).st_size if lines else 0
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             tail = os.pread(self._fd, 1 << 20, max(0, size - (1 << 20)))
@@ -73,11 +77,12 @@ class Grid:
 
 
 class RawBodies:
-    """Bodies kept as gzip members of one JSON line each, so that the file is whole after every write; bounded."""
+    """Bodies without secrets, kept as gzip members of one JSON line each, so that the file is whole after every write; bounded."""
 
-    def __init__(self, path: str, limit_bytes: int) -> None:
+    def __init__(self, path: str, limit_bytes: int, secrets: Sequence[str] = ()) -> None:
         self._file = Appender(path, lines=False)
         self._left = limit_bytes
+        self._secrets = secrets
         self._next_ns = 0
         self.kept = self.dropped = 0
 
@@ -86,11 +91,12 @@ class RawBodies:
         if reply.end_ns < self._next_ns:
             return
         self._next_ns = reply.end_ns + int(RAW_INTERVAL_S * 0.9e9)
-        if self._left <= 0:
+        if self._left <= 0 or len(reply.body) > RAW_BODY_BYTES:
             self.dropped += 1
             return
-        row = {"t_ns": reply.end_ns, "code": reply.code, "error": reply.error, "type": reply.content_type}
-        row["body"] = reply.body.decode("utf-8", "backslashreplace")
+        row = {"t_ns": reply.end_ns, "code": reply.code, "error": reply.error}
+        row["type"] = redact(reply.content_type, self._secrets)
+        row["body"] = redact(reply.body.decode("utf-8", "backslashreplace"), self._secrets)
         pack = zlib.compressobj(1, zlib.DEFLATED, 31)
         data = pack.compress(json.dumps(row).encode() + b"\n") + pack.flush()
         self._left -= len(data)
@@ -186,7 +192,8 @@ def prompt(on: bool) -> bool:
 def sample(config: dict[str, Any], fd: int) -> None:
     """Scrape on the grid until stdin ends or scraping is of no use."""
     rows = Appender(os.path.join(config["out_dir"], "samples.jsonl"))  # noqa: PTH118 (pathlib costs a third of start-up)
-    raw = RawBodies(os.path.join(config["out_dir"], "scrapes.jsonl.gz"), config["raw_limit_bytes"])  # noqa: PTH118
+    kept = os.path.join(config["out_dir"], "scrapes.jsonl.gz")  # noqa: PTH118
+    raw = RawBodies(kept, config["raw_limit_bytes"], config["secrets"])
     scraper = Scraper(config)
     realtime = prompt(True)
     grid = Grid(time.monotonic_ns(), int(config["interval_s"] * 1e9))
@@ -238,7 +245,7 @@ def main() -> int:
     if config.get("gpu"):
         from evenhand.watch.gpu import GpuLoop
 
-        watch = GpuLoop(config, Appender(os.path.join(config["out_dir"], "gpu.jsonl")), stop, say)  # noqa: PTH118
+        watch = GpuLoop(config, Appender(os.path.join(config["out_dir"], "gpu.jsonl")).row, stop, say)  # noqa: PTH118
         watch.start()
     say(what="ready", pid=os.getpid())
     try:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evenhand.watch import nvml
-
-if TYPE_CHECKING:
-    from evenhand.watch.child import Appender
 
 
 class GpuLoop(threading.Thread):
     """One GpuRow per device and deadline. Says once which devices it watches and what they lack."""
 
     def __init__(
-        self, config: dict[str, Any], rows: Appender, stop: threading.Event, say: Callable[..., None], lib: Any = None
+        self,
+        config: dict[str, Any],
+        write: Callable[[dict[str, Any]], None],
+        stop: threading.Event,
+        say: Callable[..., None],
+        lib: Any = None,
     ) -> None:
         super().__init__(daemon=True)
         self._config = config
-        self._rows = rows
+        self._write = write
         self._stop_event = stop
         self._say = say
         self._lib = lib
@@ -53,7 +55,7 @@ class GpuLoop(threading.Thread):
                 if first:
                     row["reasons"] = reading.reasons
                     self._say(what="gpu", uuids=[each.uuid for each in chosen.devices], reasons=reading.reasons)
-                self._rows.row(row)
+                self._write(row)
             first = False
             due_ns += max(1, -(-(time.monotonic_ns() - due_ns) // interval_ns)) * interval_ns
             if self._stop_event.wait((due_ns - time.monotonic_ns()) / 1e9):

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
+from evenhand.boot.environment import secrets_of
+from evenhand.store import plain, read_rows
+
 if TYPE_CHECKING:
     from evenhand.engines.base import Gauge
 
@@ -85,14 +88,6 @@ def whole_lines(data: bytes) -> list[bytes]:
     return data.split(b"\n")[:-1]
 
 
-def _stamps(path: Path) -> list[_Stamp]:
-    decode = msgspec.json.Decoder(_Stamp).decode
-    try:
-        return [decode(line) for line in whole_lines(path.read_bytes())]
-    except FileNotFoundError:
-        return []
-
-
 class Sampler:
     """Context manager around the sampler's process of one leg.
 
@@ -136,6 +131,7 @@ class Sampler:
             "api_key": api_key,
             "timeout_s": timeout_s,
             "raw_limit_bytes": raw_limit_bytes,
+            "secrets": [*secrets_of(env), *([api_key] if api_key else [])],
             "pool_sizes": dict(pool_sizes or {}),
             "gpu": nvml == "auto",
             "visible": env.get("CUDA_VISIBLE_DEVICES"),
@@ -208,7 +204,7 @@ class Sampler:
     def latest(self) -> dict[str, Any] | None:
         """The last whole row of samples.jsonl, for the progress display; None before the first."""
         try:
-            with (self._out / "samples.jsonl").open("rb") as file:
+            with plain(self._out / "samples.jsonl") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - 65536))
                 lines = whole_lines(file.read())
@@ -218,7 +214,7 @@ class Sampler:
         return row
 
     def stop(self) -> SamplerReport:
-        """End sampling and say how it went. Safe to call twice."""
+        """End sampling and say how it went. Safe to call twice. Raises StoreError when the rows cannot be read back."""
         if self._report is not None:
             return self._report
         if self._child is None:
@@ -227,7 +223,12 @@ class Sampler:
         code = self._end()
         status = f"died ({died})" if died is not None else "ok" if code == 0 else f"failed ({code})"
         self._report = report(
-            _stamps(self._out / "samples.jsonl"), self._said, self._interval_s, self._names, status, scrapes=self._scrapes
+            read_rows(self._out / "samples.jsonl", _Stamp),
+            self._said,
+            self._interval_s,
+            self._names,
+            status,
+            scrapes=self._scrapes,
         )
         return self._report
 
@@ -272,7 +273,7 @@ def report(
     raw = events.get("raw", {})
     if raw.get("dropped"):
         warnings.append(
-            f"{raw['dropped']} raw bodies were not kept: the size limit was reached (their figures are in the samples)"
+            f"{raw['dropped']} raw bodies were not kept: a size limit was reached (their figures are in the samples)"
         )
     seen = {name for stamp in good for name, value in stamp.values.items() if value is not None}
     cost = events.get("cost", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -129,6 +130,16 @@ def test_what_is_recorded() -> None:
 def test_redaction(text: str, shown: str) -> None:
     assert env.redact(text) == shown
     assert env.redact(shown) == shown
+
+
+@pytest.mark.parametrize(("hints", "pattern"), [rule[:2] for rule in env._RULES])
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_what_a_pattern_finds_has_one_of_its_hints(
+    hints: tuple[str, ...], pattern: re.Pattern[str], data: st.DataObject
+) -> None:
+    found = data.draw(st.from_regex(pattern, alphabet=st.characters(codec="ascii")))
+    assert any(hint in found.lower() for hint in hints)
 
 
 def test_known_secrets_are_found_anywhere() -> None:

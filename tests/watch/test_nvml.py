@@ -240,7 +240,7 @@ def test_b76_every_reading_is_a_row_with_its_clock(tmp_path: Path) -> None:
             if self.count == 6:
                 stop.set()
 
-    loop = GpuLoop(config(visible="0,2"), Rows(str(path)), stop, lambda **event: said.append(event), lib=Stub())
+    loop = GpuLoop(config(visible="0,2"), Rows(str(path)).row, stop, lambda **event: said.append(event), lib=Stub())
     loop.run()
     stored = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["uuid"] for row in stored] == ["GPU-aa-1", "GPU-cc"] * 3
@@ -258,7 +258,7 @@ def test_b78_no_gpu_is_one_word_and_no_row(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(nvml, "load", fail)
     path = tmp_path / "gpu.jsonl"
-    GpuLoop(config(), Appender(str(path)), threading.Event(), lambda **event: said.append(event), lib=lib).run()
+    GpuLoop(config(), Appender(str(path)).row, threading.Event(), lambda **event: said.append(event), lib=lib).run()
     assert path.read_text() == ""
     assert len(said) == 1
     assert word in said[0]["reasons"]["*"]
@@ -267,7 +267,7 @@ def test_b78_no_gpu_is_one_word_and_no_row(tmp_path: Path, monkeypatch: pytest.M
 def test_a_driver_that_breaks_ends_the_thread_not_the_process(tmp_path: Path) -> None:
     said: list[dict[str, Any]] = []
     lib = Stub(lacks=("nvmlDeviceGetCount",))
-    GpuLoop(config(), Appender(str(tmp_path / "g")), threading.Event(), lambda **event: said.append(event), lib=lib).run()
+    GpuLoop(config(), Appender(str(tmp_path / "g")).row, threading.Event(), lambda **event: said.append(event), lib=lib).run()
     assert said == [{"what": "warning", "text": "GPU telemetry ended: Error: Not Supported"}]
 
 

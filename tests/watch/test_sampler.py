@@ -15,6 +15,7 @@ import pytest
 
 from evenhand.engines.base import Gauge
 from evenhand.records import SampleRow
+from evenhand.store import StoreError
 from evenhand.watch.child import Grid
 from evenhand.watch.fetch import Fetcher
 from evenhand.watch.sampler import Sampler, SamplerReport, _Stamp, quantile, report, whole_lines
@@ -224,6 +225,50 @@ def test_raw_bodies_are_bounded(tmp_path: Path) -> None:
     assert bodies.kept + bodies.dropped == 10
     said = [{"what": "raw", "kept": bodies.kept, "dropped": bodies.dropped}]
     assert any("size limit" in text for text in report([], said, 1.0, [], "ok", scrapes=True).warnings)
+
+
+def test_raw_bodies_hold_no_secrets(server: MetricsServer, tmp_path: Path) -> None:
+    figures = (
+        b'config_info{hf_token="s3same",url="http://me:pw@x",key="sk-0123456789abcdef0123"} 1\n# HELP known-one-7\ng 0.5\n'
+    )
+    pages = [(figures, 200), (b'{"error":"bad Bearer abcdefghijkl known-one-7"}', 500)]
+    server.answer = lambda handler, n: send(handler, *pages[n > 16], kind="text/plain; api_key=zzzzzz")
+    with Sampler(0, server.url, [USAGE], "/metrics", 0.02, tmp_path, nvml="off", env={"TOY_TOKEN": "known-one-7"}) as sampler:
+        until(lambda: len(rows(tmp_path)) > 22, "both pages")
+    assert sampler.stop().raw_bodies >= 2
+    raw = gzip.decompress((tmp_path / "scrapes.jsonl.gz").read_bytes())
+    for secret in (b"s3same", b"me:pw", b"sk-0123", b"known-one-7", b"abcdefghijkl", b"zzzzzz"):
+        assert secret not in raw
+    stored = [json.loads(line) for line in raw.splitlines()]
+    assert {row["code"] for row in stored} == {200, 500}
+    assert stored[0]["body"].endswith("} 1\n# HELP <redacted>\ng 0.5\n")
+
+
+def test_a_body_that_takes_long_to_search_is_not_kept(tmp_path: Path) -> None:
+    from evenhand.watch import child
+    from evenhand.watch.fetch import Reply
+
+    bodies = child.RawBodies(str(tmp_path / "s.gz"), 1 << 30)
+    bodies.add(Reply(0, 0, 10**9, 200, "", b"x" * (child.RAW_BODY_BYTES + 1), None))
+    assert (bodies.kept, bodies.dropped) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["samples.jsonl", "scrapes.jsonl.gz"])
+def test_rows_are_never_written_through_a_link(server: MetricsServer, tmp_path: Path, name: str) -> None:
+    server.answer = lambda handler, n: send(handler, b"g 0.5\n")
+    mine, folder = tmp_path / "mine", tmp_path / "run"
+    mine.write_bytes(b"mine\n")
+    folder.mkdir()
+    (folder / name).symlink_to(mine)
+    sampler = Sampler(0, server.url, [USAGE], "/metrics", 0.02, folder, nvml="off")
+    sampler.start()
+    until(lambda: sampler._child is not None and sampler._child.poll() is not None, "the sampler's end")
+    if name == "samples.jsonl":
+        with pytest.raises(StoreError, match="symbolic link"):
+            sampler.stop()
+    else:
+        assert sampler.stop().status == "died (1)"
+    assert mine.read_bytes() == b"mine\n"
 
 
 def test_no_metrics_path_is_off_and_refused_is_said(tmp_path: Path) -> None:
