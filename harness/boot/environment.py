@@ -110,7 +110,7 @@ _RULES: tuple[tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Match[s
     (("bearer", "basic"), _BEARER, rf"\1\2{HIDDEN}"),
     (("://",), _URL_USER, rf"\1{HIDDEN}@"),
 )
-"""Words without which a pattern finds nothing, looked for first: that makes the usual text, which has none, 20 times cheaper."""
+"""Words without which a pattern finds nothing are looked for first: the usual text has none and becomes ten times cheaper."""
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:

@@ -77,7 +77,7 @@ class Grid:
 
 
 class RawBodies:
-    """Bodies without secrets, kept as gzip members of one JSON line each, so that the file is whole after every write; bounded."""
+    """Bodies without secrets, as gzip members of one JSON line each, so that the file is whole after every write; bounded."""
 
     def __init__(self, path: str, limit_bytes: int, secrets: Sequence[str] = ()) -> None:
         self._file = Appender(path, lines=False)
