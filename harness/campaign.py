@@ -203,9 +203,10 @@ class Campaign:
     def _warm_up(self, leg: LegPlan, bench: Bench, booted: Running) -> str | None:
         """Every prompt shape once, uncounted. Returns why the engine is gone, if it is."""
         tpots: dict[int, float | None] = {}
+        shapes = ", ".join(f"{cell.requests} x {cell.prompt_tokens}" for cell in leg.warmup)
+        self._say(leg, "note", text=f"warming up with {shapes} tokens")
         for cell in leg.warmup:
             self.stop.check()
-            self._say(leg, "note", text=f"warming up with {cell.requests} x {cell.prompt_tokens} tokens")
             row, rows = bench.cell(cell, cell.output_tokens or 16)
             bench.drop_spills()
             if row.outcome == "died":

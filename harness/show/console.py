@@ -58,11 +58,17 @@ def summary(run: Run) -> Summary:
         refusal_table(run.legs, simulated),
         across_table(across_arms(run, reader), simulated) if run.manifest.kind == "run" else None,
         device_cells_table(device_rows(run, ladder, reader), simulated),
-        client_table(run.cells, simulated),
     ]
     tables += [table for table in extra if table is not None]
     facts = ledger(run, ladder)
-    brief, whole = ledger_table(facts, simulated, brief=True), ledger_table(facts, simulated)
+    brief, whole = (
+        [
+            table
+            for table in (client_table(run.cells, simulated, brief=short), ledger_table(facts, simulated, brief=short))
+            if table is not None
+        ]
+        for short in (True, False)
+    )
     rows: list[LadderRow | PressureRow] = [*ladder, *pressure, *reuse]
     lines, code = outcome_lines(rows, run.manifest.scenario.get("expect", {}))
     if run.manifest.scenario.get("watch", {}).get("require_metrics") and (without := _without_metrics(run, reader)):
@@ -77,9 +83,7 @@ def summary(run: Run) -> Summary:
     if not rows:
         lines.append("no cell has a row: no evidence")
         code = 2
-    return Summary(
-        tables=[*tables, whole] if whole else tables, console=[*tables, brief] if brief else tables, lines=lines, code=code
-    )
+    return Summary(tables=[*tables, *whole], console=[*tables, *brief], lines=lines, code=code)
 
 
 def _without_metrics(run: Run, reader: Reader) -> list[str]:

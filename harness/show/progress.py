@@ -1,4 +1,4 @@
-"""Progress on the way: one live line on a terminal, plain lines elsewhere, Prometheus where asked."""
+"""Progress on the way: one live line on a terminal, a line per cell elsewhere, Prometheus where asked."""
 
 from __future__ import annotations
 
@@ -8,34 +8,47 @@ import sys
 import time
 from collections.abc import Iterator
 
+import msgspec
+
 from evenhand.progress import Event, Listener
 from evenhand.show.table import clean
 from evenhand.store import StoreError
 
-QUIET_S = 10.0
-"""Off a terminal: at most one line of request progress in this many seconds."""
+QUIET_S = 60.0
+"""Off a terminal: a sign of life when nothing was said for so many seconds."""
 
 
 class Plain:
-    """A line per step, for logs and pipes."""
+    """For logs and pipes: one line per cell, begun when it starts and completed when it ends, and few others."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
-        self._said = 0.0
+        self._said = self._start
+        self._begun = False
+        """A cell's line waits for its end."""
 
     def __call__(self, event: Event) -> None:
         now = time.monotonic()
-        if event.what == "requests":
-            if now - self._said < QUIET_S:
-                return
-            self._said = now
-        text = describe(event)
-        if text:
-            print(f"[{now - self._start:7.1f} s] {text}", file=sys.stderr, flush=True)
+        if event.what == "requests" and now - self._said < QUIET_S:
+            return
+        if event.what == "cell_end" and self._begun:
+            self._begun = False
+            print(f": {outcome(event)}", file=sys.stderr, flush=True)
+        elif text := describe(event):
+            self.line(now, text, begun=event.what == "cell")
+        else:
+            return
+        self._said = now
+
+    def line(self, now: float, text: str, begun: bool = False) -> None:
+        """A new line with its time; `begun` leaves it open for the end of the cell."""
+        lead = "\n" if self._begun else ""
+        self._begun = begun
+        print(f"{lead}[{now - self._start:7.1f} s] {text}", end="" if begun else "\n", file=sys.stderr, flush=True)
 
 
 class Terminal(Plain):
-    """The same lines, with the running cell redrawn in place below them."""
+    """The same lines at a cell's end, with the running cell redrawn in place below them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,12 +59,13 @@ class Terminal(Plain):
         now = time.monotonic()
         if event.what == "cell":
             self._cell = now
-        if event.what == "requests":
+        if event.what in ("cell", "requests"):
             left = ""
             if event.done and event.total and event.done < event.total:
                 left = f", about {(now - self._cell) / event.done * (event.total - event.done):.0f} s left"
+            text = describe(msgspec.structs.replace(event, what="requests"))
             width = shutil.get_terminal_size().columns
-            print(f"\r\x1b[K{f'  {bar(event)} {describe(event)}{left}'[: width - 1]}", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{f'  {bar(event)} {text}{left}'[: width - 1]}", end="", file=sys.stderr, flush=True)
             self._drawn = True
             return
         if self._drawn:
@@ -76,19 +90,25 @@ def describe(event: Event) -> str:
         case "leg" | "ready" | "note":
             return f"{place}: {text}".lstrip(": ")
         case "cell":
-            return f"{place}: {event.cell} starts ({event.total} requests)"
+            return f"{place}: {event.cell} starts ({event.total} request{'s' * (event.total != 1)})"
         case "requests":
             pool = "" if event.usage is None else f", pool {event.usage * 100:.1f} %"
             running = "" if event.running is None else f", {event.running:.0f} running"
             failed = f", {event.failed} failed" if event.failed else ""
             return f"{event.cell}: {event.done}/{event.total} requests{failed}{running}{pool}"
         case "cell_end":
-            return f"{place}: {event.cell} {event.outcome}, {event.ok} ok, {event.failed} failed{': ' + text if text else ''}"
+            return f"{place}: {event.cell} {outcome(event)}"
         case "leg_end":
-            return f"{place}: {event.outcome}{': ' + text if text and event.outcome != 'ok' else ''}"
+            return "" if event.outcome == "ok" else f"{place}: {event.outcome}{': ' + text if text else ''}"
         case "end":
             return f"{event.outcome}: {text}"
     return ""
+
+
+def outcome(event: Event) -> str:
+    """How a cell ended."""
+    text = clean(event.text)
+    return f"{event.outcome}, {event.ok} ok, {event.failed} failed{': ' + text if text else ''}"
 
 
 class Live:

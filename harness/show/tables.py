@@ -8,7 +8,7 @@ from evenhand.judge import equality
 from evenhand.judge.devices import DeviceRow
 from evenhand.judge.ledger import OBSERVED, LedgerRow
 from evenhand.judge.reuse import ReuseRow
-from evenhand.records import CellRow, LegRow
+from evenhand.records import CellRow, Lag, LegRow
 from evenhand.show.table import Column, Table, milli, number, whole
 from evenhand.units import gib
 
@@ -57,31 +57,25 @@ def refusal_table(legs: Sequence[LegRow], simulated: bool) -> Table | None:
     )
 
 
-def client_table(cells: Sequence[CellRow], simulated: bool) -> Table | None:
-    """What the client itself cost and how late it was, per cell."""
-    rows = []
-    for cell in cells:
-        lag = cell.lag
-        if lag is None or cell.kind == "warmup":
-            continue
-        rows.append(
-            [
-                cell.arm,
-                cell.cell + (f" (pass {cell.repeat + 1})" if cell.repeat else ""),
-                lag.stamp,
-                whole(lag.events),
-                whole(lag.coalesced),
-                milli(lag.lag_p50_s),
-                milli(lag.lag_p99_s),
-                milli(lag.lag_max_s),
-                "-" if lag.cpu_per_event_s is None else number(lag.cpu_per_event_s * 1e6),
-                milli(lag.turnaround_p50_s),
-                milli(lag.send_lag_max_s),
-                whole(lag.processes),
-            ]
-        )
-    if not rows:
+def client_table(cells: Sequence[CellRow], simulated: bool, brief: bool = False) -> Table | None:
+    """What the client itself cost and how late it was, per cell. `brief`: of each arm the cell with the largest lag."""
+    every = [cell for cell in cells if cell.lag is not None and cell.kind != "warmup"]
+    if not every:
         return None
+    shown = every
+    if brief:
+        arms = dict.fromkeys(cell.arm for cell in every)
+        shown = [max((cell for cell in every if cell.arm == arm), key=_lag) for arm in arms]
+    notes = [
+        "lag is own stamp - kernel stamp; figures use the kernel's, so it delays nothing that is reported",
+        "CPU per event includes the requests' encoding and the end of messages, not the decoding after the rung",
+    ]
+    if len(shown) < len(every):
+        turn = max((cell.lag.turnaround_p50_s or 0, cell.arm, cell.cell) for cell in every if cell.lag)
+        longest = f"; the longest turn-around is {milli(turn[0])} ms ({turn[1]} {turn[2]})" if turn[0] else ""
+        notes[1:] = [
+            f"the cell with the largest p99 of each arm; all {len(every)} are in the Markdown form of this table{longest}"
+        ]
     return Table(
         title="Client lag and cost",
         columns=(
@@ -98,13 +92,31 @@ def client_table(cells: Sequence[CellRow], simulated: bool) -> Table | None:
             Column("send lag", "ms", spare=True),
             Column("processes", spare=True),
         ),
-        rows=rows,
-        notes=[
-            "lag is own stamp - kernel stamp; figures use the kernel's, so it delays nothing that is reported",
-            "CPU per event includes the requests' encoding and the end of messages, not the decoding after the rung",
-        ],
+        rows=[_client_line(cell, cell.lag) for cell in shown if cell.lag],
+        notes=notes,
         simulated=simulated,
     )
+
+
+def _lag(cell: CellRow) -> float:
+    return (cell.lag.lag_p99_s if cell.lag else None) or 0.0
+
+
+def _client_line(cell: CellRow, lag: Lag) -> list[str]:
+    return [
+        cell.arm,
+        cell.cell + (f" (pass {cell.repeat + 1})" if cell.repeat else ""),
+        lag.stamp,
+        whole(lag.events),
+        whole(lag.coalesced),
+        milli(lag.lag_p50_s),
+        milli(lag.lag_p99_s),
+        milli(lag.lag_max_s),
+        "-" if lag.cpu_per_event_s is None else number(lag.cpu_per_event_s * 1e6),
+        milli(lag.turnaround_p50_s),
+        milli(lag.send_lag_max_s),
+        whole(lag.processes),
+    ]
 
 
 def device_cells_table(rows: Sequence[DeviceRow], simulated: bool) -> Table | None:
