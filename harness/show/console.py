@@ -41,8 +41,10 @@ def expectation(row: LadderRow | PressureRow) -> str:
     return f"{row.arm}@{row.concurrency}" if isinstance(row, LadderRow) and row.kind == "ladder" else f"{row.arm}@{row.cell}"
 
 
-def summary(run: Run) -> Summary:
-    """Judge a stored run into tables. Exit code 0 when every cell is ok or as expected, 2 otherwise."""
+def summary(run: Run, width: int = 140) -> Summary:
+    """Judge a stored run into tables, those of the console for `width` columns. Exit code 0 when every cell is ok or as
+    expected, 2 otherwise.
+    """
     reader = Reader(run)
     simulated = run.manifest.simulated
     ladder = ladder_rows(run, reader)
@@ -61,14 +63,8 @@ def summary(run: Run) -> Summary:
     ]
     tables += [table for table in extra if table is not None]
     facts = ledger(run, ladder)
-    brief, whole = (
-        [
-            table
-            for table in (client_table(run.cells, simulated, brief=short), ledger_table(facts, simulated, brief=short))
-            if table is not None
-        ]
-        for short in (True, False)
-    )
+    whole = [client_table(run.cells, simulated), ledger_table(facts, simulated)]
+    brief = [client_table(run.cells, simulated, brief=True), ledger_table(facts, simulated, width)]
     rows: list[LadderRow | PressureRow] = [*ladder, *pressure, *reuse]
     lines, code = outcome_lines(rows, run.manifest.scenario.get("expect", {}))
     if run.manifest.scenario.get("watch", {}).get("require_metrics") and (without := _without_metrics(run, reader)):
@@ -83,7 +79,9 @@ def summary(run: Run) -> Summary:
     if not rows:
         lines.append("no cell has a row: no evidence")
         code = 2
-    return Summary(tables=[*tables, *whole], console=[*tables, *brief], lines=lines, code=code)
+    return Summary(
+        tables=[*tables, *(t for t in whole if t)], console=[*tables, *(t for t in brief if t)], lines=lines, code=code
+    )
 
 
 def _without_metrics(run: Run, reader: Reader) -> list[str]:
@@ -124,7 +122,8 @@ def summarise(path: Path) -> tuple[str, int]:
     """Print-ready text of a run folder and its exit code; writes tables.md and CSV files beside the rows."""
     run = open_run(path)
     changed = changed_files(path)
-    found = summary(run)
+    width = terminal_width()
+    found = summary(run, width)
     lines, code = list(found.lines), found.code
     if changed:
         lines.append(f"evidence changed since it was sealed: {', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}")
@@ -133,14 +132,13 @@ def summarise(path: Path) -> tuple[str, int]:
     if unsealed:
         lines.append(f"the list of the run's sha256 is gone ({SUMS}): whether its evidence changed cannot be told")
         code = code or 2
-    width = terminal_width()
     parts = [as_text(table, width) for table in found.console]
     try:
         folder = subfolder(path, TABLES)
         write_atomic(folder / "tables.md", "\n\n".join(as_markdown(table) for table in found.tables).encode() + b"\n")
         for table in found.tables:
             write_atomic(folder / f"{table.title.split()[0].lower()}.csv", as_csv(table).encode())
-        where = f"rows and logs are in {path}, these tables as Markdown and CSV in {folder}"
+        where = f"rows and logs are in {path}\nthese tables as Markdown and CSV are in {folder}"
     except (StoreError, OSError) as error:
         where = f"rows and logs are in {path} (no tables written there: {error})"
     parts += ["\n".join(lines)] if lines else []

@@ -225,15 +225,15 @@ DETAIL = ("config ", "env ")
 """Facts that only the long form of the ledger lists."""
 
 
-def ledger_table(rows: Sequence[LedgerRow], simulated: bool, brief: bool = False) -> Table | None:
-    """What each arm's engine resolved, read back from it; rows that differ are marked. `brief`: of DETAIL only
-    configuration that differs.
+def ledger_table(rows: Sequence[LedgerRow], simulated: bool, width: int = 0) -> Table | None:
+    """What each arm's engine resolved, read back from it; rows that differ are marked. With `width` it is cut for a screen of
+    so many columns: of DETAIL only configuration that differs, and long values shortened.
     """
     if not rows:
         return None
     arms = list(dict.fromkeys(arm for row in rows for arm in row.values))
     known = [row for row in rows if any(value is not None for value in row.values.values())]
-    shown = [row for row in known if not brief or not row.name.startswith(DETAIL) or (len(arms) > 1 and _told_apart(row))]
+    shown = [row for row in known if not width or not row.name.startswith(DETAIL) or (len(arms) > 1 and _told_apart(row))]
     notes = []
     if len(arms) > 1:
         notes.append("!= marks facts in which the arms differ; - is not reported, which is not the same as equal")
@@ -242,7 +242,8 @@ def ledger_table(rows: Sequence[LedgerRow], simulated: bool, brief: bool = False
     if len(known) > len(shown):
         hidden = len(known) - len(shown)
         notes.append(f"{hidden} more facts (effective configuration, environment) are in the Markdown form of this table")
-    limit = 36 if brief else 400
+    names = max((len(row.name) for row in shown), default=0)
+    limit = min(36, max(12, (width - 4 - names) // len(arms) - 2)) if width else 400
     return Table(
         title="Fairness ledger",
         columns=(Column("", "", "left"), Column("fact", "", "left"), *(Column(arm, "", "left") for arm in arms)),

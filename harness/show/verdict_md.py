@@ -160,7 +160,8 @@ _PATH = re.compile(r"(?<![\w./\\~-])(?:/[^\s/:;,|\"'`=()\[\]{}<>]+){3,}/?")
 
 
 def _scope(scope: str) -> str:
-    return {"all": "all rules", "timing": "timing rules only", "pool": "pool rules only"}.get(scope, scope)
+    only = {"timing": "timing rules only", "pool": "pool rules only", "outputs": "outputs and errors rules only"}
+    return {"all": "all rules", **only}.get(scope, scope)
 
 
 def _present(*tables: Table | None) -> list[Table]:

@@ -121,7 +121,7 @@ def _paired_table(title: str, rows: Sequence[PairedPressure], verdict: Verdict) 
             Column("prompt", "tokens"),
             Column("peak baseline", "blocks"),
             Column("peak candidate", "blocks"),
-            Column("difference", "blocks"),
+            Column("difference", "blocks", spare=True),
             Column("change", "%"),
             Column("ratio", spare=True),
             Column("peak is", "", "left"),

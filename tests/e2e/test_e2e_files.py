@@ -71,7 +71,7 @@ def test_the_disk_fills_up_in_a_rung(cli: Cli, small_disk: Path) -> None:
     filler = small_disk / "filler"
     scenario = cli.scenario(text(concurrency=(1, 2), requests=8, output=8, base_s=0.02))
     child = cli.start("run", scenario, "--out", small_disk / "out")
-    child.says("ladder/c=1 ok")
+    child.says("ladder/c=1 starts (8 requests): ok")
     fill(filler)
     ended = child.end()
     one_sentence(ended, "No space left on device")

@@ -1,4 +1,4 @@
-"""What a run says on its way, a line per cell in a log, a line redrawn on a terminal; and its longest table, cut for a screen."""
+"""What a run says on its way, a line per cell in a log, a line redrawn on a terminal; and a long table, cut for a screen."""
 
 from __future__ import annotations
 
