@@ -4,7 +4,7 @@ Rows come from inside another process and are read leniently. Used of them (engi
 
     {"t_ns", "step", "used", ...}                        blocks in use at the step's worst moment
     {"t_ns", "request", "computed", "state", "kept"}     state blocks by group: held after allocation, kept after retiring
-    {"probe": "off", "missing": [...]}                   why it fell silent
+    {"t_ns", "probe": "off", "missing": [...]}           when and why it fell silent; older probes do not say when
     {"probe": "dropped", "rows": n}                      rows that were lost
 """
 
@@ -46,8 +46,29 @@ class Retained(JudgeRow, frozen=True, kw_only=True):
     """ "4, 5, ..., 16" """
 
 
-def exact_peak(probe: Sequence[dict[str, Any]], cell: CellRow) -> ExactPeak | None:
-    """Exact peak inside the cell's window; None where the probe logged no step there."""
+def exact_peak(probe: Sequence[dict[str, Any]], cell: CellRow, sampled: int | None) -> tuple[ExactPeak | None, str | None]:
+    """(exact peak inside the cell's window, None), or (None, why there is none).
+
+    A probe that lost rows, or was off for any part of the cell, saw only a lower bound. So did one whose peak is below
+    `sampled`, the largest sample in blocks: no sample can exceed an exact peak.
+    """
+    if not probe:
+        return None, "no probe"
+    lost = _lost_rows(probe)
+    if lost:
+        return None, f"the probe dropped {lost} rows"
+    off = _off(probe, cell)
+    if off:
+        return None, f"the probe turned itself off: {off}"
+    found = _highest(probe, cell)
+    if found is None:
+        return None, "the probe logged no step in this cell"
+    if sampled is not None and found.blocks < sampled:
+        return None, f"the probe saw {found.blocks} blocks where a sample read {sampled}"
+    return found, None
+
+
+def _highest(probe: Sequence[dict[str, Any]], cell: CellRow) -> ExactPeak | None:
     best: tuple[int, int | None] | None = None
     steps = 0
     for row in probe:
@@ -61,19 +82,31 @@ def exact_peak(probe: Sequence[dict[str, Any]], cell: CellRow) -> ExactPeak | No
     return None if best is None else ExactPeak(blocks=best[0], step=best[1], steps=steps)
 
 
-def silence(probe: Sequence[dict[str, Any]]) -> str:
-    """Why the probe gave no step of a cell."""
-    if not probe:
-        return "no probe"
+def _off(probe: Sequence[dict[str, Any]], cell: CellRow) -> str | None:
+    """Why a probe was off for part of the cell, or None.
+
+    Rows come in order of time, those of one engine (data parallel) among themselves. A row that does not say when it fell
+    silent is dated by the last row before it: from there on nothing was seen.
+    """
+    last: dict[Any, int] = {}
+    silent: dict[Any, tuple[int, str]] = {}
+    start, end = cell.start_ns or 0, cell.end_ns or 0
     for row in probe:
+        engine, t = row.get("engine"), row.get("t_ns")
         if row.get("probe") == "off":
             missing = row.get("missing")
-            what = ", ".join(map(str, missing)) if isinstance(missing, list) else "no reason given"
-            return f"the probe turned itself off: {what}"
-    return "the probe logged no step in this cell"
+            why = ", ".join(map(str, missing)) if isinstance(missing, list) else "no reason given"
+            silent[engine] = (t if isinstance(t, int) else last.get(engine, 0), why)
+        elif isinstance(t, int):
+            if engine in silent:
+                since, why = silent.pop(engine)
+                if since <= end and t >= start:
+                    return why
+            last[engine] = t
+    return next((why for since, why in silent.values() if since <= end), None)
 
 
-def lost_rows(probe: Sequence[dict[str, Any]]) -> int:
+def _lost_rows(probe: Sequence[dict[str, Any]]) -> int:
     """Rows that the probe's writer had to drop: with any, an exact peak is only a lower bound."""
     return max((row["rows"] for row in probe if row.get("probe") == "dropped" and isinstance(row.get("rows"), int)), default=0)
 

@@ -13,7 +13,7 @@ def judge_pool(rule: Rule, rows: Sequence[PairedPressure], boots: int) -> tuple[
     """Not worse by more than the margin at every prompt length. Exact peaks are judged where both arms have them.
 
     A sampled peak is a lower bound that two boots of one build already read differently, so its margin is never below the
-    largest such A/A spread.
+    spread of the baseline's own boots in that cell. What the candidate's boots differ by excuses nothing: its highest counts.
     """
     if not rows:
         return "void", "no data: no cell in which the pool was watched"
@@ -23,18 +23,20 @@ def judge_pool(rule: Rule, rows: Sequence[PairedPressure], boots: int) -> tuple[
     if boots < MIN_BOOTS:
         return "inconclusive", f"{boots} boot per arm, {MIN_BOOTS} are needed"
     asked = rule.margin or 0.0
-    noise = max((r.spread_blocks or 0 for r in rows if not r.exact), default=0)
     worse = []
-    raised = False
+    raised = 0
     for row in rows:
-        margin = asked if row.exact else max(asked, noise)
-        raised = raised or (not row.exact and noise > asked)
-        if (row.blocks or 0) > margin:
+        noise = 0 if row.exact else row.spread_blocks or 0
+        raised = max(raised, noise if noise > asked else 0)
+        if (row.blocks or 0) > max(asked, noise):
             change = f" ({row.change:+.1%})".replace("%", " %") if row.change is not None else ""
             worse.append(f"{row.cell} {row.baseline_blocks} -> {row.candidate_blocks} blocks{change}")
     how = "exact peaks" if all(r.exact for r in rows) else "sampled peaks"
     if raised:
-        how += f", margin raised to their A/A spread of {noise} blocks"
+        how += f", margin raised to the baseline's A/A spread of {raised} blocks"
+    silent = next((r.exact_reason for r in rows if r.exact_reason), None)
+    if silent:
+        how += f", no exact ones: {silent}"
     if worse:
         return "fail", f"{'; '.join(worse)} ({how})"
     largest = max(r.blocks or 0 for r in rows)

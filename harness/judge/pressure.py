@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from evenhand.judge.columns import Reader
-from evenhand.judge.exact import ExactPeak, Retained, exact_peak, lost_rows, retained, silence
+from evenhand.judge.exact import ExactPeak, Retained, exact_peak, retained
 from evenhand.judge.gauges import blocks_of, pool_peak, settled
 from evenhand.judge.ladder import LadderRow, judge_cell
 from evenhand.judge.stats import change, median
@@ -124,8 +124,7 @@ def _row(
     usable = (pool.usable_blocks or pool.blocks) if pool else None
     settle = settled(samples, cell, until_ns)
     probe = reader.probe(cell.leg)
-    lost = lost_rows(probe)
-    exact = exact_peak(probe, cell) if not lost else None
+    exact, no_exact = exact_peak(probe, cell, top.blocks)
     cached = [columns.cached_tokens[i] for i in good]
     most_cached = max((c for c in cached if c is not None), default=None)
     ttfts = [columns.ttft_s[i] for i in good]
@@ -149,7 +148,7 @@ def _row(
         preemptions=judged.preemptions,
         exact_blocks=exact.blocks if exact else None,
         exact_step=exact.step if exact else None,
-        exact_reason=None if exact else (f"the probe dropped {lost} rows" if lost else silence(probe)),
+        exact_reason=no_exact,
         missed_blocks=_missed(exact, top.blocks),
         retained=retained(probe, cell) if cell.kind == "pressure" else [],
     )
@@ -178,6 +177,8 @@ class PairedPressure(JudgeRow, frozen=True, kw_only=True):
     prefix: str
     exact: bool
     """Both peaks come from the probe; otherwise both are sampled."""
+    exact_reason: str | None = None
+    """Why they are sampled although there was a probe."""
     baseline_blocks: int | None = None
     candidate_blocks: int | None = None
     baseline_each: list[int] = msgspec.field(default_factory=list)
@@ -200,24 +201,48 @@ class PairedPressure(JudgeRow, frozen=True, kw_only=True):
     extra_tokens_per_prompt_token: float | None = None
     """(baseline - candidate) blocks x tokens per block / prompt tokens: what the baseline held beyond the candidate."""
     spread_blocks: int | None = None
-    """Largest minus smallest peak of one build: between the boots of an arm, or two passes of one boot (A/A)."""
+    """Largest minus smallest peak of the baseline: between its boots, or two passes of one boot (A/A)."""
     retained: str = ""
     """ "4, 5, ..., 16 against 5" """
 
 
 def paired_pressure(rows: Sequence[PressureRow], legs: Sequence[LegRow], baseline: str, candidate: str) -> list[PairedPressure]:
-    """One row per prompt length; a length that one arm lacks is a row with its reason. Peaks are compared in blocks only."""
+    """One row per prompt length, compared in blocks only; a length that a boot of either arm lacks is a row with its reason.
+
+    `legs`: of the run. Those of a pair are the boots that each need a figure.
+    """
     found = []
+    boots = [[leg.leg for leg in legs if leg.arm == arm and leg.pair is not None] for arm in (baseline, candidate)]
     block_tokens = {leg.leg: leg.pool.block_tokens for leg in legs if leg.pool}
     cells = dict.fromkeys((r.cell, r.prompt_tokens) for r in rows if r.arm in (baseline, candidate) and r.repeat == 0)
     for cell, prompt in cells:
-        mine = [r for r in rows if r.cell == cell and r.arm == baseline and r.has_figures]
-        other = [r for r in rows if r.cell == cell and r.arm == candidate and r.has_figures]
+        mine = [r for r in rows if r.cell == cell and r.arm == baseline]
+        other = [r for r in rows if r.cell == cell and r.arm == candidate]
         once = [[r for r in side if r.repeat == 0] for side in (mine, other)]
-        paired = _paired(cell, prompt, once[0], once[1], block_tokens)
-        spreads = [s for s in (_spread(mine, paired.exact), _spread(other, paired.exact)) if s is not None]
-        found.append(msgspec.structs.replace(paired, spread_blocks=max(spreads, default=None)))
+        reasons = [
+            f"not comparable: {name}, {why}"
+            for name, side, needed in zip(("baseline", "candidate"), once, boots, strict=True)
+            if (why := _lacking(side, needed))
+        ]
+        good = [[r for r in side if r.has_figures] for side in once]
+        paired = _paired(cell, prompt, good[0], good[1], block_tokens, next(iter(reasons), None))
+        spread = _spread([r for r in mine if r.has_figures], paired.exact)
+        found.append(msgspec.structs.replace(paired, spread_blocks=spread))
     return found
+
+
+def _lacking(rows: Sequence[PressureRow], boots: Sequence[int]) -> str | None:
+    """Which boot has no peak, and why; None when all have one."""
+    by_leg = {r.leg: r for r in rows}
+    for leg in boots:
+        row = by_leg.get(leg)
+        if row is None:
+            return f"leg {leg}: not measured"
+        if not row.has_figures:
+            return f"leg {leg}: {row.outcome}: {row.reason or 'no reason given'}"
+        if row.peak_blocks is None and row.exact_blocks is None:
+            return f"leg {leg}: {row.peak_reason or 'no peak'}"
+    return None if boots else "no boot"
 
 
 def _spread(rows: Iterable[PressureRow], exact: bool) -> int | None:
@@ -227,8 +252,14 @@ def _spread(rows: Iterable[PressureRow], exact: bool) -> int | None:
 
 
 def _paired(
-    cell: str, prompt: int, a: list[PressureRow], b: list[PressureRow], block_tokens: dict[int, int | None]
+    cell: str,
+    prompt: int,
+    a: list[PressureRow],
+    b: list[PressureRow],
+    block_tokens: dict[int, int | None],
+    reason: str | None,
 ) -> PairedPressure:
+    """`a` and `b`: the boots that have figures. `reason`: why these are not all."""
     both = [*a, *b]
     exact = bool(a and b) and all(r.exact_blocks is not None for r in both)
     mine = _peaks(a, exact)
@@ -239,6 +270,8 @@ def _paired(
         prompt_tokens=prompt,
         prefix=kinds.pop() if len(kinds) == 1 else ("mixed" if kinds else "unknown"),
         exact=exact,
+        exact_reason=next((f"leg {r.leg}: {r.exact_reason}" for r in both if r.exact_reason not in (None, "no probe")), None),
+        reason=reason,
         baseline_each=mine,
         candidate_each=other,
         baseline_sampled=max(_peaks(a, False), default=None),
@@ -251,11 +284,12 @@ def _paired(
         candidate_cached=max((r.cached_tokens for r in b if r.cached_tokens is not None), default=None),
         retained=_against(a, b),
     )
-    if len(mine) < max(1, len(a)) or len(other) < max(1, len(b)):
-        side = "baseline" if len(mine) < max(1, len(a)) else "candidate"
-        rows = a if side == "baseline" else b
-        why = next((r.peak_reason for r in rows if r.peak_reason), "no row with figures")
-        return msgspec.structs.replace(row, reason=f"not comparable: {side}: {why}")
+    if reason:
+        return row
+    if len(mine) < len(a) or len(other) < len(b):
+        return msgspec.structs.replace(
+            row, reason="not comparable: some boots have only an exact peak, others only a sampled one"
+        )
     base, cand = max(mine), max(other)
     tokens = next((block_tokens.get(r.leg) for r in both if block_tokens.get(r.leg)), None)
     return msgspec.structs.replace(

@@ -1,5 +1,6 @@
 """Pool pressure: sampled and exact peaks, retained states, paired rows."""
 
+import msgspec
 import pytest
 from judge_runs import POOL, S, cell, leg, manifest, request, run, sample
 
@@ -81,7 +82,7 @@ def test_b33_an_arm_without_the_gauge_is_not_comparable():
     made._samples = [s if s.leg == 0 else sample(0.5, leg=1, running=1) for s in made._samples]
     row = pairs(made)[0]
     assert (row.blocks, row.change) == (None, None)
-    assert row.reason == "not comparable: candidate: absent"
+    assert row.reason == "not comparable: candidate, leg 1: absent"
     assert judge_pool(parse_rules({"peak_pool": "not worse"})[0], [row], 2)[0] == "void"
 
 
@@ -103,10 +104,30 @@ def test_a_sampled_margin_is_at_least_the_spread_of_one_build():
     assert judged(two_arms((65, 65), (66, 66)), {"blocks": 1})[0] == "pass"
 
 
-def test_a_second_pass_and_the_candidates_own_boots_tell_the_spread_too():
-    made = two_arms((76, 76), (79, 76))
-    assert pairs(made)[0].spread_blocks == 3
-    assert judged(made)[0] == "pass"
+def test_the_candidates_own_boots_excuse_nothing():
+    made = two_arms((79,) * 6, (300, 300, 79, 300, 300, 300))
+    assert pairs(made)[0].spread_blocks == 0
+    status, reason = judged(made)
+    assert (status, "79 -> 300 blocks" in reason) == ("fail", True)
+
+
+def test_the_spread_of_one_cell_excuses_no_other():
+    made, other = two_arms((79, 79), (300, 300)), two_arms((100, 500), (100, 100))
+    rows = [*pairs(made), *(msgspec.structs.replace(p, cell="pressure/58000") for p in pairs(other))]
+    assert judge_pool(parse_rules({"peak_pool": "not worse"})[0], rows, 2)[0] == "fail"
+
+
+def test_a_void_boot_is_not_left_out_of_the_peaks():
+    made = two_arms((79, 79), (300, 79))
+    made.cells = [msgspec.structs.replace(c, planned=2) if c.leg == 1 else c for c in made.cells]
+    row = pairs(made)[0]
+    assert row.reason == "not comparable: candidate, leg 1: void: 1 of 2 requests were recorded"
+    assert judged(made)[0] == "void"
+    made.cells = [c for c in made.cells if c.leg != 1]
+    assert pairs(made)[0].reason == "not comparable: candidate, leg 1: not measured"
+
+
+def test_a_second_pass_of_the_baseline_tells_the_spread_too():
     made = two_arms((76, 76), (79, 79))
     assert judged(made)[0] == "fail"
     tokens = {"prompt_tokens": L, "prompt_tokens_asked": L}
@@ -150,6 +171,36 @@ def test_a_probe_that_fell_silent_or_lost_rows_gives_no_exact_peak():
     base, new = pressure_rows(made)
     assert (base.exact_blocks, base.exact_reason) == (None, "the probe turned itself off: BlockPool.touch")
     assert (new.exact_blocks, new.exact_reason) == (None, "the probe dropped 7 rows")
+
+
+def off(**kw):
+    return {"probe": "off", "missing": ["x"], **kw}
+
+
+@pytest.mark.parametrize("row", [off(), off(t_ns=S), off(t_ns=0)])
+def test_a_probe_that_stopped_in_the_cell_gives_no_exact_peak(row):
+    made = two_arms((79, 79), (300, 300), probes={"base": (79,), "new": (5,)})
+    for leg in (1, 3):
+        made._probe[leg].append(row)
+    assert pressure_rows(made)[1].exact_reason == "the probe turned itself off: x"
+    status, reason = judged(made)
+    assert status == "fail"
+    assert "79 -> 300 blocks" in reason
+    assert "sampled peaks, no exact ones: leg 1: the probe turned itself off: x" in reason
+
+
+def test_a_probe_that_stopped_after_the_cell_or_came_back_before_it_keeps_its_peak():
+    made = two_arms((79, 79), (61, 61), probes={"base": (79,), "new": (61,)})
+    made._probe[1].append(off(t_ns=3 * S))
+    made._probe[0].insert(0, off(t_ns=-2 * S))
+    made._probe[0].insert(1, {"t_ns": -S, "step": 0, "used": 0})
+    assert [r.exact_blocks for r in pressure_rows(made)] == [79, 61, 79, 61]
+
+
+def test_no_sample_can_exceed_an_exact_peak():
+    row = pressure_rows(two_arms((79,), (300,), probes={"base": (79,), "new": (5,)}))[1]
+    assert (row.exact_blocks, row.blocks) == (None, 300)
+    assert row.exact_reason == "the probe saw 5 blocks where a sample read 300"
 
 
 def test_a_null_result_is_a_row_like_any_other():

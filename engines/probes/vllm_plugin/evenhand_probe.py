@@ -11,7 +11,7 @@ Rows (JSON lines; `t_ns` is the monotonic clock, which all processes of a host s
     {"t_ns", "request", "computed", "attention", "state": [per state group], "kept": [per state group]}
     {"probe": "cost", "steps", "own_ns", "step_ns"}       own time in the steps so far and their length, now and then
     {"probe": "dropped", "rows": n}                       rows lost because the writer could not keep up
-    {"probe": "off", "version": ..., "missing": [...]}    what is not as expected; the engine runs on without the probe
+    {"t_ns", "probe": "off", "version": ..., "missing": [...]}    what is not as expected; the engine runs on without the probe
 
 Where the figures are taken:
 - `used` is the step's true peak: blocks outside the free queue, at the least free after any single allocation or prefix hit of
@@ -256,7 +256,7 @@ class Probe:
         for each in undo:
             each()
         if undo:
-            self._log.say(probe="off", version=self._version, missing=list(missing))
+            self._log.say(t_ns=time.monotonic_ns(), probe="off", version=self._version, missing=list(missing))
 
     def cost(self) -> None:
         """Say what it has cost, unless it said so for this step already."""
