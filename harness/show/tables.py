@@ -251,7 +251,7 @@ def ledger_table(rows: Sequence[LedgerRow], simulated: bool, width: int = 0) -> 
             [
                 "!=" if row.differs and len(arms) > 1 else "",
                 row.name,
-                *(_short(row.values.get(arm), limit) for arm in arms),
+                *_short([row.values.get(arm) for arm in arms], limit),
             ]
             for row in shown
         ],
@@ -266,10 +266,13 @@ def _told_apart(row: LedgerRow) -> bool:
     return row.differs and row.name.startswith("config ") and None not in values and len(values) > 1
 
 
-def _short(value: str | None, limit: int) -> str:
-    if value is None:
-        return "-"
-    if len(value) <= limit:
-        return value
-    # the end of a path says more than its beginning
-    return "..." + value[3 - limit :] if value.startswith("/") and " " not in value else value[: limit - 3] + "..."
+def _short(values: Sequence[str | None], limit: int) -> list[str]:
+    """Cut to `limit` characters: at the end, but at the beginning where that says more, of paths and of what differs later."""
+    texts = ["-" if value is None else value for value in values]
+    heads = [text if len(text) <= limit else text[: limit - 3] + "..." for text in texts]
+    tails = [text if len(text) <= limit else "..." + text[3 - limit :] for text in texts]
+    if len(set(heads)) < len(set(texts)):
+        return tails
+    return [
+        tail if text.startswith("/") and " " not in text else head for text, head, tail in zip(texts, heads, tails, strict=True)
+    ]

@@ -112,9 +112,9 @@ def test_reasons_of_a_void_gate_are_listed_once() -> None:
 
 def test_claims_share_what_they_begin_with(rich: Verdict) -> None:
     begin, said = claimed(rich)
-    assert begin == "new against base on vllm 0.32.0, model m, 8 seats, pool 900 blocks of 272 tokens, 6 and 6 boots"
+    assert begin.startswith("new against base on vllm 0.32.0, model m, 8 seats, pool 900 blocks of 272 tokens, 6 and 6 boots")
     assert [line.partition(":")[0] for line in said] == [rule.text for rule in rich.rules]
-    assert f"\n{begin}.\n" in verdict_markdown(rich)
+    assert verdict_markdown(rich).count(f"\n{escape(begin)}.\n") == 1
     assert claimed(msgspec.structs.replace(rich, claims=["other words"])) == ("", ["other words"])
     assert claimed(msgspec.structs.replace(rich, claims=[], rules=[])) == ("", [])
 
