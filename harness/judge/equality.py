@@ -24,6 +24,7 @@ Class = Literal[
     "normalisation only",
     "detokenisation artefact",
     "text identical, ids unknown",
+    "nothing generated",
     "prompt differs",
     "not comparable",
     "unpaired",
@@ -31,7 +32,7 @@ Class = Literal[
 
 SAME: frozenset[str] = frozenset({"identical", "text identical, ids unknown"})
 """Classes in which nothing that was compared differs."""
-UNUSABLE: frozenset[str] = frozenset({"prompt differs", "not comparable", "unpaired"})
+UNUSABLE: frozenset[str] = frozenset({"nothing generated", "prompt differs", "not comparable", "unpaired"})
 """Classes that are evidence of neither equality nor difference."""
 
 
@@ -90,6 +91,8 @@ class Comparison(JudgeRow, frozen=True, kw_only=True):
     unpaired: int = 0
     failed: int = 0
     prompt_differs: int = 0
+    empty: int = 0
+    """Pairs in which both sides succeeded alike and neither generated anything: evidence of nothing."""
     ids_known: int = 0
     """Compared pairs in which both sides sent ids."""
     cached_differ: int = 0
@@ -164,6 +167,7 @@ def compare(
         unpaired=unpaired,
         failed=classes["not comparable"],
         prompt_differs=classes["prompt differs"],
+        empty=classes["nothing generated"],
         ids_known=ids_known,
         cached_differ=cached_differ,
         cached_known=cached_known,
@@ -232,6 +236,8 @@ def compare_rows(a: Columns, i: int, b: Columns, j: int, margins: Mapping[tuple[
         return _differs(base, f"finish_reason {a.finish_reason[i]} vs {b.finish_reason[j]}")
     if outputs is False:
         return _differs(base, f"tokens reported {a.output_tokens[i]} vs {b.output_tokens[j]}")
+    if not (a_ids or b_ids or a.text[i] or a.reasoning[i]):
+        return msgspec.structs.replace(base, kind="nothing generated", detail="neither side generated anything")
     return base
 
 

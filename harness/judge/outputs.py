@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 
-from evenhand.judge.equality import Comparison, Pair
+from evenhand.judge.equality import UNUSABLE, Comparison, Pair
 from evenhand.judge.planted import Planted
 from evenhand.judge.rules import ALPHA, MIN_BOOTS
-from evenhand.judge.student import fisher_greater
+from evenhand.judge.student import binomial_tail
 from evenhand.judge.timing import Status
 from evenhand.judge.view import JudgeRow
 
 SHOWN = 50
 """Mismatches that a verdict lists; all are counted."""
+POWER = 0.8
+"""Chance of seeing twice the control's share of mismatches, from which on a test that saw nothing means something."""
 
 
 class Control(JudgeRow, frozen=True, kw_only=True):
@@ -29,9 +32,12 @@ class Control(JudgeRow, frozen=True, kw_only=True):
         """(mismatches, compared). Equality is asked of every control; a share of mismatches is measured against boots like the
         arms' own, and against passes of one boot only where there is one boot.
         """
-        text = mode == "identical text"
-        used = (self.across or self.within) if mode == "no worse than control" else [*self.within, *self.across]
+        used, text = self.used(mode), mode == "identical text"
         return sum(mismatches(c, text) for c in used), sum(c.compared for c in used)
+
+    def used(self, mode: str) -> list[Comparison]:
+        """The comparisons that count in a mode."""
+        return (self.across or self.within) if mode == "no worse than control" else [*self.within, *self.across]
 
 
 class OutputsResult(JudgeRow, frozen=True, kw_only=True):
@@ -45,7 +51,10 @@ class OutputsResult(JudgeRow, frozen=True, kw_only=True):
     control_mismatches: int | None = None
     control_compared: int | None = None
     p: float | None = None
-    """One-sided exact p against the control."""
+    """One-sided exact p against the control, a prompt being one observation."""
+    prompts_more: int = 0
+    """Prompts on which the candidate differs more often than the control."""
+    prompts_less: int = 0
     first: list[Pair] = msgspec.field(default_factory=list)
     """Mismatches, each with its first divergence, up to a limit."""
     planted: Planted | None = None
@@ -54,6 +63,44 @@ class OutputsResult(JudgeRow, frozen=True, kw_only=True):
 def mismatches(comparison: Comparison, text: bool) -> int:
     """Mismatches of a comparison, ids left aside where only text counts."""
     return comparison.text_mismatches if text else comparison.mismatches
+
+
+def by_prompt(pairs: Sequence[Comparison], control: Sequence[Comparison], text: bool) -> tuple[int, int]:
+    """Prompts on which the candidate's share of mismatches is above the control's, and on which it is below.
+
+    A prompt recurs in every boot, so its requests are one observation. If the arms are alike, the boot whose output is the odd
+    one is as likely the candidate's as the baseline's, whatever makes some prompts unstable: each of these prompts is a fair
+    coin, which the exact one-sided binomial test counts.
+    """
+    ours, control_share = _shares(pairs, text), _shares(control, text)
+    differences = [ours.get(key, 0.0) - control_share.get(key, 0.0) for key in ours.keys() | control_share.keys()]
+    return sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+
+
+def _shares(comparisons: Sequence[Comparison], text: bool) -> dict[str, float]:
+    """key -> mismatches over the comparisons in which that prompt was usable, for prompts that ever differ."""
+    differ: Counter[str] = Counter()
+    unusable: Counter[str] = Counter()
+    for pair in (p for c in comparisons for p in c.pairs):
+        differ[pair.key] += pair.text_mismatch if text else pair.mismatch
+        unusable[pair.key] += pair.kind in UNUSABLE
+    return {key: count / (len(comparisons) - unusable[key]) for key, count in differ.items() if count}
+
+
+def power_to_see_double(k: int, n: int, prompts: int) -> float:
+    """Chance that the test rejects a candidate whose prompts differ twice as often as the control's k of n.
+
+    Prompts taken as independent between the arms and compared once; of those on which just one of the two differs (their
+    expected number), the candidate's are binomial. 0 where nothing differs in the control.
+    """
+    if not k:
+        return 0.0
+    base = k / n
+    candidate = min(1.0, 2 * base)
+    ours, control = candidate * (1 - base), base * (1 - candidate)
+    discordant = round(prompts * (ours + control))
+    need = next((b for b in range(discordant + 1) if binomial_tail(b, discordant, 0.5) <= ALPHA), None)
+    return 0.0 if need is None else binomial_tail(need, discordant, ours / (ours + control))
 
 
 def judge_outputs(
@@ -69,6 +116,7 @@ def judge_outputs(
     differ = sum(mismatches(c, text) for c in pairs)
     differing = [p for c in pairs for p in c.pairs if (p.text_mismatch if text else p.mismatch)]
     k, n = control.counts(mode)
+    more, less = by_prompt(pairs, control.used(mode), text)
     counts = OutputsResult(
         status="void",
         reason="",
@@ -77,7 +125,9 @@ def judge_outputs(
         mismatches=differ,
         control_mismatches=k if n else None,
         control_compared=n if n else None,
-        p=fisher_greater(differ, compared, k, n) if n and compared else None,
+        p=binomial_tail(more, more + less, 0.5) if n and compared else None,
+        prompts_more=more,
+        prompts_less=less,
         first=differing[:SHOWN],
         planted=planted,
     )
@@ -111,14 +161,23 @@ def _decide(mode: str, pairs: Sequence[Comparison], counts: OutputsResult, boots
             return "inconclusive", f"{what}, but without a control nobody is blamed; {first}"
         if mode != "no worse than control":
             return "fail", f"{what}, the control 0 of {n}; {first}"
+        if differ * (n or 0) <= k * compared:
+            return "pass", no_worse
+        more, less = counts.prompts_more, counts.prompts_less
+        said = f"{what}, the control {k} of {n}: more often on {more} prompts, less often on {less}"
         if counts.p is not None and counts.p <= ALPHA:
-            return "fail", f"{what}, the control {k} of {n}, exact one-sided p = {counts.p:.3g}; {first}"
-        return "pass", no_worse
+            return "fail", f"{said}, exact one-sided p = {counts.p:.3g}; {first}"
+        if power_to_see_double(k, n or 0, max(c.compared for c in pairs)) >= POWER:
+            return "pass", no_worse
+        need = next(b for b in range(more, more + less + 100) if binomial_tail(b, b + less, 0.5) <= ALPHA)
+        return "inconclusive", f"{said}; {need} would tell; {first}"
     broken = sum(c.failed for c in pairs)
     if broken:
         return "void", f"{broken} of {planned} pairs could not be compared because requests failed"
     if mode == "no worse than control" and k is not None:
         return "pass", no_worse
+    empty = sum(c.empty for c in pairs)
+    more = f", in {empty} more neither side generated anything" if empty else ""
     if mode == "identical text":
-        return "pass", f"text-identical on {compared} of {compared}{'; the engine returns no ids' if unknown else ''}"
-    return "pass", f"identical on {compared} of {compared}"
+        return "pass", f"text-identical on {compared} of {compared}{more}{'; the engine returns no ids' if unknown else ''}"
+    return "pass", f"identical on {compared} of {compared}{more}"

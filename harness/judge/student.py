@@ -1,4 +1,4 @@
-"""The few distributions that verdicts need, without scipy: Student's t, sign flips, Holm, Fisher's exact test."""
+"""The few distributions that verdicts need, without scipy: Student's t, sign flips, Holm, binomial tails."""
 
 from __future__ import annotations
 
@@ -121,9 +121,8 @@ def holm(ps: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def fisher_greater(k: int, n: int, control_k: int, control_n: int) -> float:
-    """One-sided exact p that k of n is no larger a share than control_k of control_n (hypergeometric upper tail)."""
-    total, hits = n + control_n, k + control_k
-    ways = math.comb(total, hits)
-    upper = sum(math.comb(n, i) * math.comb(control_n, hits - i) for i in range(k, min(n, hits) + 1) if hits - i <= control_n)
-    return upper / ways
+def binomial_tail(k: int, n: int, p: float) -> float:
+    """P(at least k of n), each with probability p: I_p(k, n - k + 1)."""
+    if k <= 0:
+        return 1.0
+    return 0.0 if k > n else betainc(k, n - k + 1, p)

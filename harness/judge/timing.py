@@ -25,6 +25,8 @@ from evenhand.judge.view import JudgeRow
 Status = Literal["pass", "fail", "void", "control failed", "inconclusive"]
 
 CONFIDENCE = 0.9
+CONTROL_PAIRS = 2
+"""Pairs of the baseline's own boots with which it can be judged against itself: fewer have no interval."""
 BOOTSTRAP_PAIRS = 12
 """From so many pairs on a bootstrap interval is drawn too, and the wider ends decide."""
 
@@ -105,6 +107,27 @@ def decide(found: Spread, margin: float, rules: int, p_adjusted: float | None = 
     return decision("inconclusive", f"these pairs could have passed a margin of {100 * smallest:.1f} %")
 
 
+def decide_control(found: Spread, margin: float) -> Decision:
+    """The baseline against itself: fail if the whole 90 % interval lies beyond the margin, in either direction; pass if it lies
+    within; else inconclusive, and so is everything with too few pairs.
+
+    A control blames nobody, so it takes no sign flip, and n boots give it only n // 2 pairs.
+    """
+    n = len(found.d)
+    if n < CONTROL_PAIRS or found.low is None or found.high is None:
+        reason = f"not judged: {n} of {CONTROL_PAIRS} pairs of the baseline's boots"
+        return Decision(status="inconclusive", reason=reason, spread=found)
+    limit = math.log1p(margin)
+    change = f"{_percent(found.mean)} [{_percent(found.low)}, {_percent(found.high)}]"
+    if found.low > limit or found.high < -limit:
+        return Decision(
+            status="fail", reason=f"{change}: all of the 90 % interval lies beyond {100 * margin:g} %", spread=found
+        )
+    if -limit < found.low and found.high < limit:
+        return Decision(status="pass", reason=f"{change}: the 90 % interval lies within {100 * margin:g} %", spread=found)
+    return Decision(status="inconclusive", reason=f"{change}: {n} pairs of the baseline's boots cannot tell", spread=found)
+
+
 def fit_legs(baseline: Sequence[tuple[int, float]], candidate: Sequence[tuple[int, float]]) -> tuple[float, float] | None:
     """(effect of the candidate, half width of its 90 % t interval) from (order, value) of every leg, a linear drift removed.
 
@@ -150,7 +173,7 @@ class TimingResult(JudgeRow, frozen=True, kw_only=True):
     reason: str
     decision: Decision | None = None
     control: Decision | None = None
-    """Baseline against itself across boots, by the same rule."""
+    """Baseline against itself across boots."""
     control_spread: float | None = None
     """Largest over smallest figure among the baseline's boots, minus 1."""
     planted_seen: bool | None = None
@@ -202,9 +225,7 @@ def judge_timing(rules: Sequence[Rule], legs: dict[str, Legs], seed: int) -> lis
 def _judge(rule: Rule, legs: Legs, spreads: dict[str, Spread], adjusted: float, count: int, seed: int) -> TimingResult:
     margin = rule.margin or 0.0
     decision = decide(spreads[rule.name], margin, count, adjusted)
-    control = None
-    if legs.control:
-        control = decide(spread([_ratio(rule, a, b) for a, b in legs.control], seed), margin, count)
+    control = decide_control(spread([_ratio(rule, a, b) for a, b in legs.control], seed), margin)
     status, reason = decision.status, decision.reason
     seen: bool | None = None
     if len(decision.spread.d) >= pairs_needed(count):
@@ -215,7 +236,9 @@ def _judge(rule: Rule, legs: Legs, spreads: dict[str, Spread], adjusted: float, 
     worse = [f"{cell} {_percent(c.mean)}" for cell, c in cells.items() if _clearly_worse(c, margin)]
     if worse and status == "pass":
         status, reason = "inconclusive", f"passes over all cells, but not in {', '.join(worse)}: {reason}"
-    if control is not None and control.status == "fail":
+    if status == "pass" and len(legs.control) < CONTROL_PAIRS:
+        reason += "; the control was not judged"
+    if control.status == "fail":
         status, reason = "control failed", f"the baseline against itself: {control.reason}"
     figures = [_mean(f) for f in legs.baseline]
     known = [f for f in figures if f is not None]

@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 
 import msgspec
-
-from evenhand.judge.simulate import Tally, World, play
+from simulate import Tally, World, play
 
 MUST = {"A/A fail": 0.02, "A/A pass": 0.70, "at the margin pass": 0.05, "slow fail": 0.90}
 """At a boot sd of 3 %."""

@@ -146,5 +146,21 @@ def test_comparing_is_symmetric_and_equal_only_for_equal(left, right):
     b = [request(f"x#{i}", ids=ids) for i, ids in enumerate(right)]
     one, other = many(a, b), many(b, a)
     assert (one.mismatches, one.unpaired, one.compared) == (other.mismatches, other.unpaired, other.compared)
-    assert one.identical == sum(x == y for x, y in zip(left, right, strict=False))
+    assert one.identical == sum(bool(x) and x == y for x, y in zip(left, right, strict=False))
     assert one.unpaired == abs(len(left) - len(right))
+
+
+EMPTY = {"ids": [], "text": "", "output_tokens": 0, "ttft_s": None, "tpot_s": None, "finish_reason": "stop"}
+
+
+def test_two_empty_answers_are_evidence_of_nothing():
+    found, pair = one(request(K, **EMPTY), request(K, **EMPTY))
+    assert (found.compared, found.identical, found.mismatches, found.empty, pair.kind) == (0, 0, 0, 1, "nothing generated")
+    no_ids = EMPTY | {"ids": None, "output_tokens": None}
+    assert one(request(K, **no_ids), request(K, **no_ids))[0].compared == 0
+
+
+def test_an_empty_answer_beside_another_is_a_difference():
+    for other in (request(K), request(K, **EMPTY | {"finish_reason": "length"}), request(K, **EMPTY | {"reasoning": "hm"})):
+        found, _ = one(request(K, **EMPTY), other)
+        assert (found.compared, found.mismatches, found.empty) == (1, 1, 0)

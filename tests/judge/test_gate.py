@@ -70,6 +70,39 @@ def test_no_worse_than_control_fails_by_an_exact_test():
     assert "exact one-sided p" in rule(got).reason
 
 
+def unstable(base, new):
+    """The first so many prompts of an arm read differently in every boot."""
+    return lambda n, arm, c, i, again: {"ids": [10, 11, 90 + n, 13]} if i < (base if arm == "base" else new) else {}
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "status", "words"),
+    [
+        (0, 3, "inconclusive", "6 of 20 differ, the control 0 of 10: more often on 3 prompts, less often on 0; 5 would tell"),
+        (
+            0,
+            5,
+            "fail",
+            "10 of 20 differ, the control 0 of 10: more often on 5 prompts, less often on 0, exact one-sided p = 0.03",
+        ),
+        (3, 3, "pass", "no worse than the control (6 of 20, control 3 of 10)"),
+    ],
+)
+def test_requests_of_one_prompt_are_one_observation(base, new, status, words):
+    """The same prompts recur in every boot pair, so two boots do not double what is known of them."""
+    got = judge(gate(rules={"outputs": "no worse than control"}, requests=unstable(base, new), count=10, repeat=False))
+    assert (rule(got).status, got.outputs.mismatches) == (status, 2 * new)
+    assert rule(got).reason.startswith(words)
+
+
+def test_a_control_that_differs_enough_could_show_a_doubling():
+    """24 of 80 prompts are unstable in the baseline and 26 in the candidate: twice as many would have been seen, as 4 not."""
+    rules = {"outputs": "no worse than control"}
+    got = judge(gate(rules=rules, requests=unstable(24, 26), count=80, repeat=False))
+    assert (rule(got).status, rule(got).reason) == ("pass", "no worse than the control (52 of 160, control 24 of 80)")
+    assert rule(judge(gate(rules=rules, requests=unstable(2, 3), count=80, repeat=False))).status == "inconclusive"
+
+
 def test_without_a_control_nobody_is_blamed():
     made = gate(pairs=1, requests=changed_token, repeat=False)
     got = judge(made)
@@ -96,6 +129,17 @@ def test_b72_nothing_from_both_arms_is_no_evidence():
     empty = judge(gate(requests=lambda *_: None, count=20))
     assert (empty.status, empty.exit_code) == ("void", 2)
     assert "no evidence" in rule(empty).reason
+
+
+NOTHING = {"ids": [], "output_tokens": 0, "text": "", "ttft_s": None, "tpot_s": None, "finish_reason": "stop"}
+
+
+def test_empty_answers_on_both_sides_are_no_evidence():
+    got = judge(gate(requests=lambda *_: NOTHING))
+    assert (got.status, got.exit_code) == ("void", 2)
+    assert "no evidence: 0 of 40 pairs could be compared" in rule(got).reason
+    some = judge(gate(requests=lambda n, arm, c, i, again: NOTHING if i < 2 else {}))
+    assert rule(some).reason == "identical on 36 of 36, in 4 more neither side generated anything"
 
 
 def test_failures_of_the_candidate_alone_fail_the_errors_rule():

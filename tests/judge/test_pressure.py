@@ -180,8 +180,8 @@ def off(**kw):
 @pytest.mark.parametrize("row", [off(), off(t_ns=S), off(t_ns=0)])
 def test_a_probe_that_stopped_in_the_cell_gives_no_exact_peak(row):
     made = two_arms((79, 79), (300, 300), probes={"base": (79,), "new": (5,)})
-    for leg in (1, 3):
-        made._probe[leg].append(row)
+    for n in (1, 3):
+        made._probe[n].append(row)
     assert pressure_rows(made)[1].exact_reason == "the probe turned itself off: x"
     status, reason = judged(made)
     assert status == "fail"

@@ -8,7 +8,7 @@ import pytest
 from scipy import special, stats
 
 from evenhand.judge.rules import RuleError, pairs_needed, parse_rules, plan_power
-from evenhand.judge.student import betainc, bootstrap_interval, fisher_greater, holm, sign_flip, t_cdf, t_interval, t_quantile
+from evenhand.judge.student import betainc, binomial_tail, bootstrap_interval, holm, sign_flip, t_cdf, t_interval, t_quantile
 from evenhand.judge.timing import Legs, decide, fit_legs, interleaving, judge_timing, planted_seen, spread
 
 
@@ -32,10 +32,10 @@ def test_intervals_and_flips_are_scipys():
         assert sign_flip(d) == pytest.approx(exact.pvalue, rel=1e-9)
 
 
-def test_fisher_is_scipys():
-    for k, n, c, m in [(2, 50, 0, 50), (5, 50, 0, 50), (10, 40, 3, 60), (0, 20, 0, 20), (20, 20, 0, 20)]:
-        expected = stats.fisher_exact([[k, n - k], [c, m - c]], alternative="greater").pvalue
-        assert fisher_greater(k, n, c, m) == pytest.approx(expected, rel=1e-9)
+def test_binomial_tails_are_scipys():
+    for k, n, p in [(0, 5, 0.5), (5, 5, 0.5), (3, 10, 0.2), (60, 100, 0.5), (7, 6, 0.5), (51_000, 100_000, 0.5)]:
+        assert binomial_tail(k, n, p) == pytest.approx(stats.binom.sf(k - 1, n, p), rel=1e-6)
+    assert binomial_tail(2, 3, 1.0) == 1.0
 
 
 def test_holm_steps_down():
@@ -160,14 +160,27 @@ def test_b21_failures_make_a_percentile_infinite():
     assert "failed requests" in got.reason
 
 
-def test_the_baseline_against_itself_can_fail_the_control():
-    quiet = [({"c": 1.0}, {"c": 1.0 + 0.001 * i}) for i in range(6)]
-    loud = [({"c": 1.0}, {"c": 1.2 + 0.001 * i}) for i in range(6)]
+@pytest.mark.parametrize("by", [1.2, 1 / 1.2])
+@pytest.mark.parametrize("boots", [2, 3, 6])
+def test_the_baseline_against_itself_can_fail_the_control(by, boots):
+    """Half as many pairs as the rule has, and a difference in either direction: both boots are the baseline."""
+    quiet = [({"c": 1.0}, {"c": 1.0 + 0.001 * i}) for i in range(boots)]
+    loud = [({"c": 1.0}, {"c": by + 0.001 * i}) for i in range(boots)]
     a = [1.0, 1.001, 0.999, 1.0, 1.002, 1.0]
     assert timing(a, a, control=quiet).status == "pass"
     failed = timing(a, a, control=loud)
     assert failed.status == "control failed"
+    assert "beyond 5 %" in failed.reason
     assert failed.control_spread == pytest.approx(1.002 / 0.999 - 1)
+
+
+@pytest.mark.parametrize("control", [[], [({"c": 1.0}, {"c": 1.2})]])
+def test_one_pair_of_boots_is_no_control(control):
+    a = [1.0, 1.001, 0.999, 1.0, 1.002, 1.0]
+    got = timing(a, a, control=control)
+    assert (got.status, got.control.status) == ("pass", "inconclusive")
+    assert got.control.reason == f"not judged: {len(control)} of 2 pairs of the baseline's boots"
+    assert "the control was not judged" in got.reason
 
 
 def test_too_noisy_to_see_a_planted_slowdown():

@@ -83,7 +83,7 @@ def _requests(
         yield RequestRow(
             leg=leg, arm=arm, cell=CELL, index=i, key=f"{CELL}#{i}", prompt_sha256="", prompt_tokens_asked=512,
             prompt_tokens=512, outcome="ok", stamp="kernel", slot=i % world.concurrency, send_ns=start,
-            end_ns=start + round(whole * SECOND), ttft_s=first, tpot_s=later, finish_reason="length",
+            end_ns=start + round(whole * SECOND), ttft_s=first, tpot_s=later, finish_reason="length", text="x",
             output_tokens=world.output_tokens, token_source="usage", sampling={"temperature": 0},
         )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """Simulated gates with known truth go through the real judge."""
 
+from simulate import World, play, simulated_gate
+
 from evenhand.judge.gate import judge_gate
-from evenhand.judge.simulate import World, play, simulated_gate
 
 
 def test_a_quiet_world_passes_and_a_slow_candidate_fails():
