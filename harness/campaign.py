@@ -87,6 +87,7 @@ class Campaign:
                 self._say(leg, "ready", text=f"ready after {boot_s:.1f} s, seats {booted.seats or '?'}, {_pool_words(booted)}")
                 row = self._measure(leg, folder, booted, prepared)
             row = prepared.finish(row)
+        row = msgspec.structs.replace(row, earlier=self.done.earlier.get(leg.leg, []))
         self.writer.leg(row)
         self._say(leg, "leg_end", outcome=row.outcome, text=row.reason or "")
         return row

@@ -145,6 +145,8 @@ class LegRow(Row, frozen=True, kw_only=True):
     """Pids that outlived the stop (must be empty)."""
     figures: dict[str, float | None] = {}
     """Figures the adapter reads from the log (model load, graph capture, KV memory), name ends in its unit."""
+    earlier: list[LegRow] = []
+    """Interrupted boots of this leg whose cells were kept when the run was resumed, as far as they left a row."""
 
 
 class Lag(Row, frozen=True, kw_only=True):
@@ -208,6 +210,7 @@ class CellRow(Row, frozen=True, kw_only=True):
     lag: Lag | None = None
     deadlines_s: dict[str, float] = {}
     relaunched: bool = False
+    """The run was resumed and its leg booted again after this cell: the leg's row tells of a later boot."""
 
 
 class RequestRow(Row, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from evenhand import scenario as sc
 from evenhand.plan import Plan
@@ -29,6 +30,8 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
     cells: frozenset[CellKey] = frozenset()
     legs: frozenset[int] = frozenset()
+    earlier: dict[int, list[LegRow]] = {}
+    """leg that will be booted again -> its interrupted boots whose cells stand"""
     output_tokens: dict[str, int] = {}
     """cell -> output tokens that the warm-up found, so that later legs do the same work"""
 
@@ -64,12 +67,20 @@ def finished(run: Run, plan: Plan) -> Done:
     for leg in plan.legs:
         row = ended.get(leg.leg)
         whole = all((leg.leg, cell.cell, cell.repeat) in cells for cell in leg.cells)
-        if row is not None and whole and row.outcome not in ("interrupted", "not_run"):
+        # cut after its last cell: nothing is missing, but a gate's boot must also have come to rest
+        cut = ("not_run",) if plan.kind == "run" else ("interrupted", "not_run")
+        if row is not None and whole and row.outcome not in cut:
             legs.add(leg.leg)
     if plan.kind == "gate":  # the boot is the unit of statistics: a leg of a gate is measured on one boot, or again
         cells = frozenset(key for key in cells if key[0] in legs)
     found = {row.cell: row.output_tokens for row in run.cells if row.output_tokens and row.kind == "pressure"}
-    return Done(cells=cells, legs=frozenset(legs), output_tokens={k: v for k, v in found.items() if v is not None})
+    earlier = {
+        number: [*row.earlier, replace(row, earlier=[])]
+        for number, row in ended.items()
+        if number not in legs and any(key[0] == number for key in cells)
+    }
+    tokens = {k: v for k, v in found.items() if v is not None}
+    return Done(cells=cells, legs=frozenset(legs), earlier=earlier, output_tokens=tokens)
 
 
 def prepare(path: Path, scenario: sc.Scenario, plan: Plan) -> tuple[RunWriter, Done]:
@@ -90,17 +101,23 @@ def prepare(path: Path, scenario: sc.Scenario, plan: Plan) -> tuple[RunWriter, D
     # first of all: a kill from here on finds a run that goes on, not one whose sealed files have changed
     writer = RunWriter(
         path,
-        msgspec.structs.replace(run.manifest, status="running", ended_utc=None, previous=[*run.manifest.previous, before]),
+        replace(run.manifest, status="running", ended_utc=None, previous=[*run.manifest.previous, before]),
     )
     (path / SUMS).unlink(missing_ok=True)
-    rewrite(path / "cells.jsonl", [row for row in run.cells if (row.leg, row.cell, row.repeat) in done.cells])
-    rewrite(path / "legs.jsonl", [row for row in run.legs if row.leg in done.legs])
+    kept = [row for row in run.cells if (row.leg, row.cell, row.repeat) in done.cells]
+    rewrite(path / "cells.jsonl", [replace(row, relaunched=row.relaunched or row.leg not in done.legs) for row in kept])
+    rewrite(path / "legs.jsonl", [_ended(row) for row in run.legs if row.leg in done.legs])
     aside = path / f"before-resume-{len(writer.manifest.previous)}"
     for number in run.leg_numbers():
         folder = run.leg_folder(number)
         if folder is not None and number not in done.legs:
             _set_aside(folder, aside, run.requests(number), done.cells)
     return writer, done
+
+
+def _ended(row: LegRow) -> LegRow:
+    """A leg that lacks nothing has ended, though the run was interrupted on it."""
+    return replace(row, outcome="ok", reason=None) if row.outcome == "interrupted" else row
 
 
 def _set_aside(folder: Path, aside: Path, rows: list[RequestRow], cells: frozenset[CellKey]) -> None:

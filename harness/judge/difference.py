@@ -101,7 +101,8 @@ def _visible(a: LegRow, b: LegRow) -> bool:
 
 def _build(a: LegRow, b: LegRow) -> bool:
     """Whether a source checkout's modules (an overlay without a patch) were loaded on one side only."""
-    return {(p.path, p.loaded_sha256) for p in a.patched} != {(p.path, p.loaded_sha256) for p in b.patched}
+    left, right = ({(p.path, p.loaded_sha256) for p in leg.patched if p.loaded_sha256} for leg in (a, b))
+    return left != right
 
 
 def patch_proof(leg: LegRow, wanted: bool) -> list[str]:
@@ -122,4 +123,35 @@ def patch_proof(leg: LegRow, wanted: bool) -> list[str]:
             reasons.append(f"{where}: {file.path} was not loaded by the engine, so the patch did nothing there")
         elif file.loaded_sha256 is not None and file.loaded_sha256 != file.overlay_sha256:
             reasons.append(f"{where}: {file.path} was loaded from {file.loaded_from}, which is not the patched file")
+    changed = [file for file in leg.patched if file.overlay_sha256 != file.installed_sha256_before]
+    if not reasons and not any(file.loaded_sha256 for file in changed):
+        names = ", ".join(file.path for file in changed) or "no file"
+        reasons.append(
+            f"{where}: difference not proved: the patch changes {names}, of which the engine's processes load nothing"
+        )
     return reasons
+
+
+def unproved(legs: Sequence[LegRow]) -> list[str]:
+    """Changed files that no process can be seen to load, since they are no Python modules."""
+    changed = [file for leg in legs for file in leg.patched if file.overlay_sha256 != file.installed_sha256_before]
+    return list(dict.fromkeys(file.path for file in changed if not file.path.endswith(".py")))
+
+
+def width(scenario: Mapping[str, Any], a_legs: Sequence[LegRow], b_legs: Sequence[LegRow]) -> str:
+    """What a claim about two arms is about: what they declare to differ in, what differed with it, and what is not proved."""
+    if not a_legs or not b_legs:
+        return ""
+    arms = {arm.get("name"): arm for arm in scenario.get("arm", ())}
+    things = declared(arms.get(a_legs[0].arm, {}), arms.get(b_legs[0].arm, {}))
+    said = [f"arms differ by {'; '.join(things.values())}"] if things else []
+    if changed := config_differences(a_legs[0], b_legs[0]):
+        said.append(f"with it differ: {changes(changed)}")
+    if files := unproved([*a_legs, *b_legs]):
+        said.append(f"not proved to be loaded: {', '.join(files)}")
+    return "; ".join(said)
+
+
+def changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """ "key 1 and 2, other key 'x' and 'y'"."""
+    return ", ".join(f"{key} {x!r} and {y!r}" for key, (x, y) in changed.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from evenhand.judge.difference import config_differences, declared, proofs, void_as_declared
+from evenhand.judge.difference import changes, config_differences, declared, proofs, void_as_declared
 from evenhand.judge.equality import Comparison
 from evenhand.judge.view import JudgeRow, RunView
 from evenhand.records import HAS_FIGURES, FileHash, LegRow, Pool
@@ -17,7 +17,8 @@ CACHED_POINTS = 0.01
 class Reason(JudgeRow, frozen=True, kw_only=True):
     """Why rules are void."""
 
-    scope: Literal["all", "timing", "pool"]
+    scope: Literal["all", "timing", "pool", "outputs"]
+    """Rules that it voids; "outputs": outputs and errors."""
     text: str
 
 
@@ -41,6 +42,7 @@ def proof(run: RunView, baseline: str, candidate: str, compare: str, pairs: int)
         reasons += _pools(a, b)
         things = declared(arm_of(scenario, baseline), arm_of(scenario, candidate))
         reasons += _files(run, a, b, things)
+        reasons += _engines(scenario, a, b, things)
         reasons += _settings(a, b, things)
         reasons += _differ(scenario, a, b, things, compare)
     return [Reason(scope="all", text=text) for text in dict.fromkeys(reasons)]
@@ -119,6 +121,42 @@ def _files(run: RunView, a: list[LegRow], b: list[LegRow], things: Mapping[str, 
             yield "the model's files were not hashed: it is not proved that both arms read the same"
 
 
+_MAY_REBUILD = {"build", "engine", "url"}
+"""Differences that may show in the engine's version and files."""
+
+
+def _engines(scenario: Mapping[str, Any], a: list[LegRow], b: list[LegRow], things: Mapping[str, str]) -> Iterable[str]:
+    """Engines that are not the same build over an arm's boots, or across arms that declare no other build."""
+    for legs in (a, b):
+        for leg in legs[1:]:
+            changed = [text for text in (_versions(legs[0], leg), _engine_files(scenario, legs[0], leg)) if text]
+            if changed:
+                yield f"{leg.arm} changed its engine between boots: {'; '.join(changed)}"
+    if _MAY_REBUILD & things.keys():
+        return
+    if _versions(a[0], b[0]):
+        yield f"engine versions differ: {a[0].arm} {a[0].version}, {b[0].arm} {b[0].version}"
+    if files := _engine_files(scenario, a[0], b[0]):
+        yield f"engine {files}"
+
+
+def _versions(a: LegRow, b: LegRow) -> str:
+    """Versions that differ; what an engine did not tell is no difference."""
+    return f"version {a.version} and {b.version}" if a.version and b.version and a.version != b.version else ""
+
+
+def _engine_files(scenario: Mapping[str, Any], a: LegRow, b: LegRow) -> str:
+    """Files of the engine itself that differ: all that were hashed but models and drafts."""
+    places = [scenario, *scenario.get("arm", ())]
+    names = [place.get("model") for place in places] + [(place.get("draft") or {}).get("model") for place in places]
+    mine, other = (
+        {f.path: f.sha256 for f in leg.files if not any(f.path in model_files(leg, name) for name in names)} for leg in (a, b)
+    )
+    differ = sorted(path for path in mine.keys() | other.keys() if mine.get(path) != other.get(path))
+    more = f" and {len(differ) - 5} more" if len(differ) > 5 else ""
+    return f"files differ (sha256): {', '.join(differ[:5])}{more}" if differ else ""
+
+
 def _settings(a: list[LegRow], b: list[LegRow], things: Mapping[str, str]) -> Iterable[str]:
     for what, field in (
         ("drafted depth", "drafted_depth"),
@@ -132,15 +170,11 @@ def _settings(a: list[LegRow], b: list[LegRow], things: Mapping[str, str]) -> It
         for leg in legs[1:]:
             changed = config_differences(legs[0], leg)
             if changed:
-                yield f"{leg.arm} changed its configuration between boots: {_changes(changed)}"
+                yield f"{leg.arm} changed its configuration between boots: {changes(changed)}"
 
 
 def _set(values: Iterable[Any]) -> str:
     return " and ".join(sorted("unknown" if v is None else str(v) for v in values))
-
-
-def _changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    return ", ".join(f"{key} {x!r} and {y!r}" for key, (x, y) in changed.items())
 
 
 _MAY_CONFIGURE = {"argument", "environment variable", "option", "draft", "seats", "pool"}
@@ -155,12 +189,12 @@ def _differ(
     changed = config_differences(a[0], b[0])
     if compare == "same":
         if changed:
-            yield f"an A/A gate whose engines differ in configuration: {_changes(changed)}"
+            yield f"an A/A gate whose engines differ in configuration: {changes(changed)}"
         return
     if not things:
         return
     if changed and not (_MAY_CONFIGURE & things.keys()):
-        yield f"effective configuration differs beyond what is declared: {_changes(changed)}"
+        yield f"effective configuration differs beyond what is declared: {changes(changed)}"
     arms = [arm_of(scenario, legs[0].arm) for legs in (a, b)]
     wanted = [bool(arm.get("patch") or arm.get("patches")) for arm in arms]
     yield from proofs(things, a, b, (wanted[0], wanted[1]))

@@ -13,6 +13,7 @@ from evenhand.judge.columns import Columns, Reader
 from evenhand.judge.equality import Comparison, compare, margins_of
 from evenhand.judge.fairness import Reason, cache_state, measured, pairing, proof
 from evenhand.judge.figures import timing_legs
+from evenhand.judge.gaps import Gap, gaps, told
 from evenhand.judge.gpu import GpuSummary, summarise, timing_voids
 from evenhand.judge.ladder import LadderRow, ladder_rows
 from evenhand.judge.ledger import ledger, memory
@@ -30,8 +31,9 @@ from evenhand.records import CellRow, LegRow
 COMPARED_KINDS = frozenset({"ladder", "pressure", "reuse", "control"})
 
 
-def judge_gate(run: RunView, judged_utc: str, reader: Reader | None = None) -> Verdict:
-    """Judge every rule of a gate run under its own preconditions. `reader`: what has read this run already.
+def judge_gate(run: RunView, judged_utc: str, reader: Reader | None = None, changed: Sequence[str] = ()) -> Verdict:
+    """Judge every rule of a gate run under its own preconditions. `reader`: what has read this run already; `changed`: what is
+    wrong with its sealed evidence (`broken_seal`), which voids every rule.
 
     Raises JudgeError when the run has no gate, RuleError when its rules cannot be read.
     """
@@ -54,7 +56,10 @@ def judge_gate(run: RunView, judged_utc: str, reader: Reader | None = None) -> V
     paired = paired_pressure([r for r in watched if r.pair is not None], run.legs, baseline, candidate)
     gpu = {leg.leg: reader.gpu(leg.leg) for leg in run.legs}
     summaries = [summarise(arm, run.cells, gpu) for arm in (baseline, candidate)]
-    reasons = _reasons(run, baseline, candidate, compare_as, pairs, comparisons, summaries, cells)
+    reasons = [Reason(scope="all", text=text) for text in changed]
+    reasons += _reasons(run, baseline, candidate, compare_as, pairs, comparisons, summaries, cells)
+    missing = gaps(run, reader)
+    reasons += unmeasured(run, rules, missing)
 
     seed = zlib.crc32(run.manifest.scenario_sha256.encode())
     boots = len(matched)
@@ -89,7 +94,7 @@ def judge_gate(run: RunView, judged_utc: str, reader: Reader | None = None) -> V
         reasons=reasons,
         claims=claims(run, baseline, candidate, verdicts, outputs, paired, a_legs, b_legs),
         notes=notes(run, cells, comparisons, summaries, run.manifest.simulated),
-        not_measured=not_measured(run, rules, cells, paired, outputs, summaries),
+        not_measured=not_measured(run, rules, cells, paired, outputs, summaries, missing),
         widen=widen(run, rules, paired, timing, boots),
         power=plan_power(gate.get("rules", {}), pairs),
         outputs=outputs,
@@ -232,6 +237,25 @@ def _reasons(
     return reasons + cache_state(a, b)
 
 
+def unmeasured(run: RunView, rules: Sequence[Rule], missing: Sequence[Gap]) -> list[Reason]:
+    """Voids of the rules that needed a planned cell which was not measured, unless the scenario expected that.
+
+    Outputs and errors need every cell, a rule on the pool those that are watched for it. Timing rules find cells without
+    figures by themselves; only of one without any row they cannot know.
+    """
+    needed = [gap for gap in missing if not gap.expected and not gap.control]
+    kinds = {rule.kind for rule in rules}
+    watched = _watched_kinds(run, rules)
+    reasons = []
+    if kinds & {"outputs", "errors"}:
+        reasons += [Reason(scope="outputs", text=text) for text in told(needed)]
+    if "pool" in kinds:
+        reasons += [Reason(scope="pool", text=text) for text in told([gap for gap in needed if gap.kind in watched])]
+    if "timing" in kinds:
+        reasons += [Reason(scope="timing", text=text) for text in told([gap for gap in needed if gap.absent])]
+    return reasons
+
+
 def _reported(comparisons: Sequence[Comparison], side: int) -> tuple[float, float]:
     """(cached, prompt) tokens of one arm, as reported per request."""
     return sum(c.cached_tokens[side] for c in comparisons), sum(c.prompt_tokens[side] for c in comparisons)
@@ -258,7 +282,7 @@ def _rule(
     b_legs: Sequence[LegRow],
     boots: int,
 ) -> RuleVerdict:
-    scopes = {"all", rule.kind}
+    scopes = {"all", "outputs" if rule.kind == "errors" else rule.kind}
     voids = [r.text for r in reasons if r.scope in scopes]
     if voids:
         return RuleVerdict(rule=rule.name, text=rule.text, status="void", reason="; ".join(voids))

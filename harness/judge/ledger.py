@@ -12,6 +12,7 @@ import msgspec
 from evenhand.judge.columns import Reader
 from evenhand.judge.fairness import arm_of, model_files
 from evenhand.judge.ladder import LadderRow
+from evenhand.judge.outcome import earlier_boot
 from evenhand.judge.stats import median
 from evenhand.judge.view import JudgeRow, RunView
 from evenhand.records import HAS_FIGURES, LegRow
@@ -62,12 +63,17 @@ def ledger(run: RunView, rows: Sequence[LadderRow], reader: Reader | None = None
     arms: dict[str, list[LegRow]] = {}
     for leg in run.legs:
         if leg.role != "warm_boot":
-            arms.setdefault(leg.arm, []).append(leg)
+            arms.setdefault(leg.arm, []).extend([*leg.earlier, leg])
     facts = {arm: _facts(scenario, arm_of(scenario, arm), legs, rows) for arm, legs in arms.items()}
     if reader is not None:
         for arm, legs in arms.items():
             sent = {text for leg in legs for text in reader.columns(leg.leg).samplings}
             facts[arm]["sampling"] = " / ".join(sorted(sent)) or None
+    last = {leg.leg: leg for leg in run.legs}
+    for arm in arms:
+        kept = [cell.cell for cell in run.cells if cell.arm == arm and earlier_boot(cell, last.get(cell.leg))]
+        if kept:
+            facts[arm]["cells of an earlier boot"] = ", ".join(kept)
     names = list(dict.fromkeys(name for each in facts.values() for name in each))
     table = []
     for name in names:

@@ -116,11 +116,17 @@ def notes_of(facts: Facts, running: float | None) -> list[str]:
         notes.append(cell.cold_reason or "cold cache not proved")
     if facts.reconciled.server is not None and facts.reconciled.text != "explained" and not facts.reconciled.unexplained:
         notes.append(facts.reconciled.text)
-    if cell.relaunched:
-        notes.append("measured after a relaunch")
+    if earlier_boot(cell, leg):
+        notes.append("measured on an earlier boot of its leg, before the run was resumed")
     if leg and leg.seats_resolved is not None and running is not None and running > leg.seats_resolved:
         notes.append(f"{running:g} sequences ran in {leg.seats_resolved} seats: the gauge or the seats are wrong")
     return notes
+
+
+def earlier_boot(cell: CellRow, leg: LegRow | None) -> bool:
+    """Whether the cell was measured on another boot than the one its leg's row tells of."""
+    before = leg is not None and None not in (cell.start_ns, leg.start_ns) and (cell.start_ns or 0) < (leg.start_ns or 0)
+    return cell.relaunched or before
 
 
 def idle_share(turnaround_s: float, columns: Columns, good: Sequence[int]) -> float:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from evenhand.judge.difference import width
 from evenhand.judge.equality import Comparison
+from evenhand.judge.gaps import Gap, told
 from evenhand.judge.gpu import GpuSummary
 from evenhand.judge.ladder import LadderRow
 from evenhand.judge.outputs import OutputsResult
@@ -43,15 +45,15 @@ def claims(
     a_legs: Sequence[LegRow],
     b_legs: Sequence[LegRow],
 ) -> list[str]:
-    """One sentence per rule that passed or failed, each with configuration and count; none for what is void."""
+    """One sentence per rule that passed or failed, each with configuration, count and what differed; none for what is void."""
     where = configuration(run, b_legs)
     boots = f"{len(a_legs)} and {len(b_legs)} boots"
+    wide = width(run.manifest.scenario, a_legs, b_legs)
+    about = f"{candidate} against {baseline} on {where}, {boots}{'; ' if wide else ''}{wide}"
     said = []
     for verdict in verdicts:
         if verdict.status in ("pass", "fail"):
-            said.append(
-                f"{candidate} against {baseline} on {where}, {boots}: {verdict.text}: {verdict.status}, {verdict.reason}"
-            )
+            said.append(f"{about}: {verdict.text}: {verdict.status}, {verdict.reason}")
     if run.manifest.simulated:
         said = [f"reference model, not a measurement: {text}" for text in said]
     return said
@@ -87,11 +89,13 @@ def not_measured(
     paired: Sequence[PairedPressure],
     outputs: OutputsResult | None,
     summaries: Sequence[Sequence[GpuSummary]],
+    missing: Sequence[Gap] = (),
 ) -> list[str]:
-    """What this run says nothing about."""
+    """What this run says nothing about. `missing`: planned cells without figures, expected or not."""
     scenario = run.manifest.scenario
     kinds = {r.kind for r in rules}
-    found = []
+    found = [f"{text} (as expected)" for text in told([gap for gap in missing if gap.expected])]
+    found += told([gap for gap in missing if not gap.expected])
     if "outputs" not in kinds:
         found.append("outputs: no rule asked for them to be equal")
     if "timing" not in kinds:

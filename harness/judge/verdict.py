@@ -121,6 +121,18 @@ def decode(data: bytes) -> Verdict:
     return msgspec.json.decode(data, type=Verdict)
 
 
+def as_before(path: Path, verdict: Verdict) -> Verdict:
+    """The verdict with the time of the one that a run folder holds, where they differ in nothing else: then all files that are
+    written of it stay as they are.
+    """
+    try:
+        before = (path / "verdict.json").read_bytes()
+        stored = msgspec.structs.replace(verdict, judged_utc=decode(before).judged_utc)
+    except (OSError, msgspec.MsgspecError):
+        return verdict
+    return stored if encode(stored) == before else verdict
+
+
 def write(path: Path, verdict: Verdict) -> Path:
     """Write verdict.json into a run folder by rename."""
     file = path / "verdict.json"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from evenhand.judge import gaps
 from evenhand.judge.columns import Reader
 from evenhand.judge.devices import device_rows
 from evenhand.judge.gate import across_arms, judge_gate
@@ -19,10 +20,11 @@ from evenhand.judge.verdict import Verdict
 from evenhand.records import HAS_FIGURES
 from evenhand.show.ladder import ladder_table
 from evenhand.show.pressure import pressure_table
+from evenhand.show.seal import broken_seal
 from evenhand.show.table import Table, as_csv, as_markdown, as_text, terminal_width
 from evenhand.show.tables import across_table, client_table, device_cells_table, ledger_table, refusal_table, reuse_table
 from evenhand.show.verdict_md import status_line, verdict_text, write_verdict_files
-from evenhand.store import SUMS, TABLES, Run, StoreError, changed_files, open_run, subfolder, write_atomic
+from evenhand.store import TABLES, Run, StoreError, open_run, subfolder, write_atomic
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +40,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def expectation(row: LadderRow | PressureRow) -> str:
     """The name that a scenario's `expect` uses for a cell."""
-    return f"{row.arm}@{row.concurrency}" if isinstance(row, LadderRow) and row.kind == "ladder" else f"{row.arm}@{row.cell}"
+    kind, concurrency = (row.kind, row.concurrency) if isinstance(row, LadderRow) else ("", 0)
+    return gaps.expectation(row.arm, kind, row.cell, concurrency)
 
 
 def summary(run: Run, width: int = 140) -> Summary:
@@ -112,26 +115,23 @@ def outcome_lines(rows: Sequence[LadderRow | PressureRow], expect: dict[str, str
     return [*expected, *surprising, *missing], 2 if missing or surprising else 0
 
 
-def gate_verdict(run: Run) -> Verdict:
-    """Judge a gate run; only `judged_utc` differs when the same run is judged again. Raises JudgeError in one sentence."""
+def gate_verdict(run: Run, broken: Sequence[str]) -> Verdict:
+    """Judge a gate run; only `judged_utc` differs when the same run is judged again. `broken`: what is wrong with its seal.
+
+    Raises JudgeError in one sentence.
+    """
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return judge_gate(run, now)
+    return judge_gate(run, now, changed=broken)
 
 
 def summarise(path: Path) -> tuple[str, int]:
     """Print-ready text of a run folder and its exit code; writes tables.md and CSV files beside the rows."""
     run = open_run(path)
-    changed = changed_files(path)
+    broken = broken_seal(run)
     width = terminal_width()
     found = summary(run, width)
-    lines, code = list(found.lines), found.code
-    if changed:
-        lines.append(f"evidence changed since it was sealed: {', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}")
-        code = code or 2
-    unsealed = not (path / SUMS).exists() and run.manifest.status in ("finished", "interrupted")
-    if unsealed:
-        lines.append(f"the list of the run's sha256 is gone ({SUMS}): whether its evidence changed cannot be told")
-        code = code or 2
+    gate = run.manifest.kind == "gate"  # whose verdict says by itself what is broken
+    lines, code = [*found.lines, *([] if gate else broken)], found.code or (2 if broken else 0)
     parts = [as_text(table, width) for table in found.console]
     try:
         folder = subfolder(path, TABLES)
@@ -142,8 +142,8 @@ def summarise(path: Path) -> tuple[str, int]:
     except (StoreError, OSError) as error:
         where = f"rows and logs are in {path} (no tables written there: {error})"
     parts += ["\n".join(lines)] if lines else []
-    if run.manifest.kind == "gate":
-        verdict = gate_verdict(run)
+    if gate:
+        verdict = gate_verdict(run, broken)
         try:
             said = write_verdict_files(path, verdict)
             where += "".join(f"\n{text}" for text in said)
@@ -152,6 +152,4 @@ def summarise(path: Path) -> tuple[str, int]:
         parts.append(verdict_text(verdict, width))
         where += f"\n\n{status_line(verdict)}"
         code = verdict.exit_code
-        if changed or unsealed:
-            code = code or 2
     return "\n\n".join([*parts, where]), code

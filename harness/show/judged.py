@@ -52,8 +52,10 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
         return list(dict.fromkeys([*named, *(leg.arm for leg in self.run.legs)]))
 
 
-def judge_run(run: Run, now_utc: str, fixed_arms: Sequence[str] = ()) -> Judged:
-    """Judge a stored run. Reads every file of it once. `fixed_arms`: see predict.from_run.compare_run."""
+def judge_run(run: Run, now_utc: str, fixed_arms: Sequence[str] = (), broken: Sequence[str] = ()) -> Judged:
+    """Judge a stored run. Reads every file of it once. `fixed_arms`: see predict.from_run.compare_run; `broken`: what is wrong
+    with its seal.
+    """
     reader = Reader(run)
     ladder = ladder_rows(run, reader)
     pressure = pressure_rows(run, reader)
@@ -66,7 +68,7 @@ def judge_run(run: Run, now_utc: str, fixed_arms: Sequence[str] = ()) -> Judged:
         pressure=pressure,
         reuse=pressure_rows(run, reader, kinds=("reuse",)),
         ledger=ledger(run, ladder),
-        verdict=judge_gate(run, now_utc, reader) if gate else None,
+        verdict=judge_gate(run, now_utc, reader, broken) if gate else None,
         predicted=_predicted(run, pressure, fixed_arms),
     )
 

@@ -100,8 +100,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     logs: list[Log]
 
 
-def page_of(judged: Judged, changed: Sequence[str] = ()) -> Page:
-    """Everything a report says about a run. `changed`: files that differ from what the run sealed."""
+def page_of(judged: Judged, broken: Sequence[str] = ()) -> Page:
+    """Everything a report says about a run. `broken`: what is wrong with its seal, one sentence each."""
     run, verdict = judged.run, judged.verdict
     manifest = run.manifest
     lines, code = outcome_lines(judged.rows, manifest.scenario.get("expect", {}))
@@ -111,9 +111,7 @@ def page_of(judged: Judged, changed: Sequence[str] = ()) -> Page:
     alarms = []
     if run.partial:
         alarms.append(f"Partial: the run is marked {manifest.status}; {len(cells)} of {planned} planned cells have a row.")
-    if changed:
-        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
-        alarms.append(f"The evidence changed since it was sealed: {', '.join(changed[:5])}{more}.")
+    alarms += [f"The {text.removeprefix('the ')}." for text in broken]
     status: str
     if verdict is not None:
         status, line = verdict.status, status_line(verdict)

@@ -10,10 +10,11 @@ from evenhand.show.gallery import gallery
 from evenhand.show.inline import inline_picture
 from evenhand.show.judged import Judged, judge_run
 from evenhand.show.page import Page, page_of, render
+from evenhand.show.seal import broken_seal
 from evenhand.show.style import save
 from evenhand.show.table import SIMULATED, Table, as_csv, as_markdown, escape
 from evenhand.show.verdict_md import fenced, verdict_markdown
-from evenhand.store import StoreError, changed_files, open_run, safe_name, write_atomic
+from evenhand.store import StoreError, open_run, safe_name, write_atomic
 
 
 def report(runs: Sequence[Path], out: Path, fixed_arms: Sequence[str] = ()) -> list[Path]:
@@ -27,10 +28,11 @@ def report(runs: Sequence[Path], out: Path, fixed_arms: Sequence[str] = ()) -> l
         folder = out / safe_name(path.resolve().name)
         if folder.resolve() == path.resolve():
             raise StoreError(f"{folder} is the run itself; choose another folder with --out")
-        judged = judge_run(run, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), fixed_arms)
+        broken = broken_seal(run)
+        judged = judge_run(run, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), fixed_arms, broken)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            pages.append(write_report(judged, page_of(judged, changed_files(path)), folder))
+            pages.append(write_report(judged, page_of(judged, broken), folder))
         except OSError as error:
             raise StoreError(f"cannot write a report to {folder}: {error.strerror or error}") from error
     return pages

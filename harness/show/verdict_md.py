@@ -123,6 +123,7 @@ def write_verdict_files(path: Path, verdict: Verdict) -> list[str]:
     if (path / "manifest.json").is_file():
         run = open_run(path)
         manifest, legs = run.manifest, run.legs
+    verdict = judged.as_before(path, verdict)
     text = verdict_markdown(verdict, manifest, legs)
     try:
         judged.write(path, verdict)
