@@ -110,6 +110,10 @@ def judge_outputs(
 
     With a control that differs from itself, equality can be asked of nobody: control failed. Without a control nobody is
     blamed. Two arms that both produced nothing are no evidence.
+
+    A share above the control's that the test does not reject is no worse only where the test could have seen twice the
+    control's; else it is inconclusive. Of 1,500 simulated arms alike (2 and 6 boots, 40 and 340 prompts, 2 to 100 % of them
+    unstable) at most 5.4 % fail; 95 to 99 % pass where a doubling would be seen, half where it would not.
     """
     text = mode == "identical text"
     compared = sum(c.compared for c in pairs)
@@ -177,7 +181,7 @@ def _decide(mode: str, pairs: Sequence[Comparison], counts: OutputsResult, boots
     if mode == "no worse than control" and k is not None:
         return "pass", no_worse
     empty = sum(c.empty for c in pairs)
-    more = f", in {empty} more neither side generated anything" if empty else ""
+    also = f", in {empty} more neither side generated anything" if empty else ""
     if mode == "identical text":
-        return "pass", f"text-identical on {compared} of {compared}{more}{'; the engine returns no ids' if unknown else ''}"
-    return "pass", f"identical on {compared} of {compared}{more}"
+        return "pass", f"text-identical on {compared} of {compared}{also}{'; the engine returns no ids' if unknown else ''}"
+    return "pass", f"identical on {compared} of {compared}{also}"

@@ -2,7 +2,9 @@
 
     python tests/benchmarks/calibration.py [--gates 400] [--requests 400] [--boot-sd 0.02 0.03 0.05] [--json FILE]
 
-Boot sd 2, 3 and 5 %, request sd 15 %, drift 0.5 % a leg, three timing rules, margin 5 %, 6 boot pairs, fixed seeds. Exits 1
+Boot sd 2, 3 and 5 %, request sd 15 %, drift 0.5 % a leg, three timing rules, margin 5 %, 6 boot pairs, fixed seeds. Two more
+worlds at 3 % are not what the judge assumes, and are reported whatever they are: boots whose luck lasts (AR(1), 0.5), and a
+first boot of all that is 5 % slower. Exits 1
 when at 3 % more than 2 % of the A/A gates fail, fewer than 70 % of them pass, more than 5 % of the gates with a true slow-down
 at the margin pass, or fewer than 90 % of those with a 10 % slow-down fail.
 """
@@ -15,6 +17,7 @@ import time
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 from simulate import Tally, World, play
 
 MUST = {"A/A fail": 0.02, "A/A pass": 0.70, "at the margin pass": 0.05, "slow fail": 0.90}
@@ -23,12 +26,12 @@ MUST = {"A/A fail": 0.02, "A/A pass": 0.70, "at the margin pass": 0.05, "slow fa
 
 def line(tally: Tally) -> str:
     """One row of the table."""
-    shares = "  ".join(f"{name} {tally.share(name):6.1%}" for name in ("pass", "inconclusive", "fail"))
-    other = sum(n for name, n in tally.statuses.items() if name not in ("pass", "inconclusive", "fail"))
+    shares = "  ".join(f"{name} {tally.share(name):6.1%}" for name in ("pass", "inconclusive", "fail", "control failed"))
     world = tally.world
+    kind = f"  memory {world.memory:g}" * bool(world.memory) + f"  first boot {world.first_boot:+.0%}" * bool(world.first_boot)
     alone = "  ".join(f"{name} {n / tally.gates:6.1%}" for name, n in tally.pairs_only.items())
     return (
-        f"boot sd {world.boot_sd:4.0%}  true effect {world.effect:+4.0%}  {shares}  other {other}  "
+        f"boot sd {world.boot_sd:4.0%}{kind}  true effect {world.effect:+4.0%}  {shares}  "
         f"too noisy {tally.too_noisy}  median smallest margin {tally.smallest_margin_p50:.1%}\n"
         f"    by the log ratios of pairs alone: {alone}"
     )
@@ -53,17 +56,16 @@ def main() -> int:
     parser.add_argument("--boot-sd", type=float, nargs="+", default=[0.02, 0.03, 0.05])
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    assumed = World(requests=asked.requests, pairs=asked.pairs)
+    worlds = [replace(assumed, boot_sd=sd, effect=effect) for sd in asked.boot_sd for effect in (0.0, 0.05, 0.10)]
+    limited = [world for world in worlds if world.boot_sd == 0.03]
+    worlds += [replace(assumed, effect=e, **odd) for odd in ({"memory": 0.5}, {"first_boot": 0.05}) for e in (0.0, 0.10)]
     tallies = []
-    ok = True
-    for boot_sd in asked.boot_sd:
-        for effect in (0.0, 0.05, 0.10):
-            start = time.perf_counter()
-            world = World(boot_sd=boot_sd, effect=effect, requests=asked.requests, pairs=asked.pairs)
-            tally = play(world, asked.gates, seed=1)
-            tallies.append(tally)
-            print(f"{line(tally)}  ({time.perf_counter() - start:.0f} s)", flush=True)
-            if boot_sd == 0.03:
-                ok = ok and kept(tally)
+    for world in worlds:
+        start = time.perf_counter()
+        tallies.append(play(world, asked.gates, seed=1))
+        print(f"{line(tallies[-1])}  ({time.perf_counter() - start:.0f} s)", flush=True)
+    ok = all(kept(tally) for tally in tallies if tally.world in limited)
     if asked.json:
         asked.json.write_bytes(msgspec.json.format(msgspec.json.encode(tallies), indent=1))
     print("calibrated" if ok else "not calibrated: see the limits in this file")

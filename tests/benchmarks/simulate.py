@@ -1,7 +1,8 @@
 """Gates that never ran: made-up boots and requests with known truth, judged by the real judge.
 
 A boot has one speed factor, a request one for its first token and one for its later tokens; every leg is a little slower than
-the one before. A planted effect slows every request of the candidate.
+the one before. A planted effect slows every request of the candidate. That is the model which the judge assumes; a machine that
+stays slow for a while (`memory`) or a slow first boot (`first_boot`) break it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ class World(JudgeRow, frozen=True, kw_only=True):
     request_sd: float = 0.15
     drift: float = 0.005
     """Slow-down from each leg to the next, as a share."""
+    memory: float = 0.0
+    """Correlation of a boot's luck with that of the boot before: AR(1)."""
+    first_boot: float = 0.0
+    """How much slower the very first boot is, as a share."""
     effect: float = 0.0
     """How much slower the candidate truly is, as a share."""
     pairs: int = 6
@@ -47,9 +52,13 @@ def simulated_gate(world: World, seed: int) -> MemoryRun:
     rng = np.random.Generator(np.random.PCG64(seed))
     letters = "".join("AB" if pair % 2 == 0 else "BA" for pair in range(world.pairs))
     legs, cells, rows = [], [], []
+    luck = rng.normal(0, world.boot_sd) if world.memory else 0.0
     for number, letter in enumerate(letters):
         arm = "base" if letter == "A" else "new"
-        speed = math.exp(rng.normal(0, world.boot_sd)) * (1 + world.drift) ** number
+        luck = world.memory * luck + math.sqrt(1 - world.memory**2) * rng.normal(0, world.boot_sd)
+        speed = math.exp(luck) * (1 + world.drift) ** number
+        if number == 0:
+            speed *= 1 + world.first_boot
         if letter == "B":
             speed *= 1 + world.effect
         ttft = 0.2 * speed * np.exp(rng.normal(0, world.request_sd, world.requests))
