@@ -103,7 +103,13 @@ def not_measured(
     if "pool" not in kinds:
         found.append("pool pressure: no rule was asked")
     elif paired and not all(p.exact for p in paired):
-        found.append("exact pool peaks: there was no probe, sampled peaks are lower bounds")
+        why = next((p.exact_reason for p in paired if p.exact_reason), "there was no probe")
+        found.append(f"exact pool peaks: {why}, sampled peaks are lower bounds")
+    if {"ladder", "pressure"} <= {r.kind for r in cells}:
+        if "timing" in kinds:
+            found.append("times of the long prompts: the timing rules looked at the ladder")
+        if "pool" in kinds:
+            found.append("the pool under concurrency: the pool rule looked at the long prompts")
     if not scenario.get("ladder"):
         found.append("concurrency: requests ran one at a time")
     else:

@@ -410,6 +410,16 @@ def test_peak_pool_is_judged_in_blocks():
     assert "pressure/14000 61 -> 79 blocks (+29.5 %)" in rule(got, "peak_pool").reason
 
 
+def test_what_a_ladder_and_long_prompts_leave_unjudged_is_named():
+    """Timing rules look at the ladder, the pool rule at the long prompts: each names what it left out."""
+    left_out = {"times of the long prompts: the timing rules looked at the ladder",
+                "the pool under concurrency: the pool rule looked at the long prompts"}  # fmt: skip
+    rules = {"ttft_p50": {"not_worse_by": 0.05}, "peak_pool": "not worse"}
+    assert left_out <= set(judge(gate(rules=rules, cell_names=("ladder/c=32", "pressure/45000"))).not_measured)
+    for alone in ("ladder/c=32", "pressure/45000"):
+        assert not left_out & set(judge(gate(rules=rules, cell_names=(alone,))).not_measured)
+
+
 def test_engine_errors_are_lines_of_the_log():
     rules = {"engine_errors": 0}
     assert judge(gate(rules=rules, legs=lambda n, arm: {"log_errors": int(arm == "new")})).exit_code == 1
