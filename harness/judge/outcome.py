@@ -89,7 +89,8 @@ def void_reasons(facts: Facts) -> list[str]:
         if share > TURNAROUND_SHARE and idle > IDLE_SHARE:
             reasons.append(
                 f"the client starved the engine: turn-around {lag.turnaround_p50_s * 1e3:.3g} ms "
-                f"is {share:.0%} of the median TPOT, a seat waited {idle:.1%} of its time"
+                f"is {share:.0%} of the median TPOT (above {TURNAROUND_SHARE:.0%}) "
+                f"and a seat waited {idle:.1%} of its time (above {IDLE_SHARE:.0%})"
             )
     if facts.closed and lag.max_in_flight is not None and lag.max_in_flight < min(cell.concurrency, cell.planned):
         reasons.append(f"client limit: at most {lag.max_in_flight} of {cell.concurrency} requests were in flight")

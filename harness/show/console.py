@@ -66,8 +66,8 @@ def summary(run: Run, width: int = 140) -> Summary:
     ]
     tables += [table for table in extra if table is not None]
     facts = ledger(run, ladder)
-    whole = [client_table(run.cells, simulated), ledger_table(facts, simulated)]
-    brief = [client_table(run.cells, simulated, brief=True), ledger_table(facts, simulated, width)]
+    whole = [client_table(run.cells, simulated, rows=ladder), ledger_table(facts, simulated)]
+    brief = [client_table(run.cells, simulated, brief=True, rows=ladder), ledger_table(facts, simulated, width)]
     rows: list[LadderRow | PressureRow] = [*ladder, *pressure, *reuse]
     lines, code = outcome_lines(rows, run.manifest.scenario.get("expect", {}))
     if run.manifest.scenario.get("watch", {}).get("require_metrics") and (without := _without_metrics(run, reader)):

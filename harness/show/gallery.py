@@ -301,7 +301,10 @@ def _gpu(judged: Judged) -> list[GpuTrace]:
         devices = dict.fromkeys(row.index for row in rows)
         for device in devices:
             mine = [row for row in rows if row.index == device]
-            origin = (leg.ready_ns if leg and leg.ready_ns is not None else mine[0].t_ns) or 0
+            # cells may be of an earlier boot than the leg's row tells of; its sampling began when that was ready
+            first = [row for row in mine if leg and leg.start_ns is not None and row.t_ns < leg.start_ns]
+            origin = leg.ready_ns if leg and leg.ready_ns is not None and not first else mine[0].t_ns
+            mine = first or mine
             traces.append(
                 GpuTrace(
                     name=arm if len(devices) == 1 else f"{arm}, device {device}",

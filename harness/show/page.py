@@ -197,7 +197,7 @@ def _sections(judged: Judged) -> list[Section]:
         Section(slug="refusals", title="Refusals", tables=_some(refusal_table(run.legs, simulated))),
         Section(slug="ledger", title="Fairness", tables=_ledger(judged)),
         Section(slug="devices", title="Devices", tables=devices, pictures=["gpu"]),
-        Section(slug="client", title="Client", tables=_some(client_table(run.cells, simulated))),
+        Section(slug="client", title="Client", tables=_some(client_table(run.cells, simulated, rows=judged.ladder))),
     ]
 
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from evenhand.judge import equality
 from evenhand.judge.devices import DeviceRow
+from evenhand.judge.ladder import LadderRow
 from evenhand.judge.ledger import OBSERVED, LedgerRow
 from evenhand.judge.reuse import ReuseRow
 from evenhand.records import CellRow, Lag, LegRow
-from evenhand.show.table import Column, Table, milli, number, whole
+from evenhand.show.table import Column, Table, milli, number, percent, whole
 from evenhand.units import gib
 
 
@@ -57,8 +58,14 @@ def refusal_table(legs: Sequence[LegRow], simulated: bool) -> Table | None:
     )
 
 
-def client_table(cells: Sequence[CellRow], simulated: bool, brief: bool = False) -> Table | None:
-    """What the client itself cost and how late it was, per cell. `brief`: of each arm the cell with the largest lag."""
+def client_table(
+    cells: Sequence[CellRow], simulated: bool, brief: bool = False, rows: Sequence[LadderRow] = ()
+) -> Table | None:
+    """What the client itself cost and how late it was, per cell. `brief`: of each arm the cell with the largest lag.
+
+    `rows`: judged rungs, whose turn-around is then told as a share of their median TPOT, too.
+    """
+    shares = {(row.legs[0], row.cell, row.repeat): row.turnaround_share for row in rows}
     every = [cell for cell in cells if cell.lag is not None and cell.kind != "warmup"]
     if not every:
         return None
@@ -89,10 +96,11 @@ def client_table(cells: Sequence[CellRow], simulated: bool, brief: bool = False)
             Column("max", "ms"),
             Column("CPU", "us/event"),
             Column("turn-around", "ms", spare=True),
+            Column("of TPOT", "%", spare=True),
             Column("send lag", "ms", spare=True),
             Column("processes", spare=True),
         ),
-        rows=[_client_line(cell, cell.lag) for cell in shown if cell.lag],
+        rows=[_client_line(cell, cell.lag, shares.get((cell.leg, cell.cell, cell.repeat))) for cell in shown if cell.lag],
         notes=notes,
         simulated=simulated,
     )
@@ -102,7 +110,7 @@ def _lag(cell: CellRow) -> float:
     return (cell.lag.lag_p99_s if cell.lag else None) or 0.0
 
 
-def _client_line(cell: CellRow, lag: Lag) -> list[str]:
+def _client_line(cell: CellRow, lag: Lag, share: float | None) -> list[str]:
     return [
         cell.arm,
         cell.cell + (f" (pass {cell.repeat + 1})" if cell.repeat else ""),
@@ -114,6 +122,7 @@ def _client_line(cell: CellRow, lag: Lag) -> list[str]:
         milli(lag.lag_max_s),
         "-" if lag.cpu_per_event_s is None else number(lag.cpu_per_event_s * 1e6),
         milli(lag.turnaround_p50_s),
+        percent(share),
         milli(lag.send_lag_max_s),
         whole(lag.processes),
     ]
