@@ -193,6 +193,7 @@ class AttachedEngine:
 
     name = "attached"
     simulated = False
+    attaches = True
 
     def __init__(self) -> None:
         self.launcher: Launcher = AttachedLauncher()

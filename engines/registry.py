@@ -36,6 +36,11 @@ def engine(name: str) -> Engine:
     raise KeyError(f"no engine is called {name!r}; known are {', '.join(engine_names())}")
 
 
+def attaches(name: str) -> bool:
+    """Whether the engine is a server that something else started: it has `attaches = True`, and its arms name a url."""
+    return bool(getattr(engine(name), "attaches", False))
+
+
 def engine_for(name: str, settings: Settings) -> Engine:
     """The adapter called `name` for one arm's settings. Raises KeyError, and EngineError for options that cannot be used.
 

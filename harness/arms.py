@@ -11,7 +11,9 @@ from pathlib import Path
 import msgspec
 
 from evenhand import scenario as sc
+from evenhand.boot.build import build
 from evenhand.boot.device import wait_released
+from evenhand.boot.guardian import Guardian
 from evenhand.boot.lock import holder, lock
 from evenhand.boot.overlay import Overlay, build_overlay
 from evenhand.boot.patches import Patches, read_patches
@@ -20,7 +22,8 @@ from evenhand.engines.base import COMPILE_CACHES, Capabilities, Engine, EngineEr
 from evenhand.hashes import cache_folder, hash_files
 from evenhand.plan import LegPlan, Plan, arm_named, settings_for
 from evenhand.records import LegRow
-from evenhand.store import OVERLAYS, safe_name
+from evenhand.stop import Stop
+from evenhand.store import OVERLAYS, safe_name, subfolder
 from evenhand.watch.nvml import used_bytes, visible_uuids
 
 PROBE_LOG = "EVENHAND_PROBE_LOG"
@@ -93,9 +96,15 @@ class ArmPreparer:
             settings = settings_for(self._scenario, arm, None)
             adapter = engine_for(arm.engine, settings)
             adapter.launcher.locate(settings)
-            self._patches[name] = read_patches(arm, adapter, settings)
+            self._patches[name] = None if arm.build else read_patches(arm, adapter, settings)
             with contextlib.suppress(EngineError, OSError):
                 self.capabilities[name] = adapter.launcher.capabilities(settings)
+
+    def build(self, guardian: Guardian, stop: Stop) -> None:
+        """Build the executables that arms have no installation for. Raises EngineError in one sentence."""
+        for arm in self._scenario.arm:
+            if arm.build is not None and not stop.is_set():
+                build(arm, guardian, stop, self._run / f"build-{safe_name(arm.name)}.log")
 
     @property
     def takes_ids(self) -> bool:
@@ -131,8 +140,7 @@ class ArmPreparer:
             return None
         touched = sorted({path for other in self._patches.values() if other is not None for path in other.files})
         # one path for all boots of an arm: compile caches are keyed by the paths of the sources
-        place = self._run / OVERLAYS / safe_name(arm)
-        place.parent.mkdir(exist_ok=True)
+        place = subfolder(self._run, OVERLAYS) / safe_name(arm)
         return build_overlay(Path(package), place, patches, touched, proof=folder / "loadproof.jsonl")
 
     def close(self) -> None:

@@ -46,9 +46,11 @@ class Campaign:
 
     def run(self) -> str:
         """Execute every leg that is not done. Returns "finished" or "interrupted"; rows are on disk either way."""
-        self._arms.check()
-        self._workload = Workload(self.scenario, self.scenario.model, as_text=not self._arms.takes_ids)
         with contextlib.closing(self._arms), Guardian() as guardian:
+            self._arms.build(guardian, self.stop)
+            if not self.stop.is_set():
+                self._arms.check()
+                self._workload = Workload(self.scenario, self.scenario.model, as_text=not self._arms.takes_ids)
             held: str | None = None
             for leg in self.plan.legs:
                 if leg.leg in self.done.legs:

@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from evenhand import scenario as sc
-from evenhand.engines.registry import engine_names
+from evenhand.engines.base import EngineError
+from evenhand.engines.registry import attaches, engine_names
 from evenhand.judge.rules import RuleError, parse_rules
 from evenhand.records import Outcome
 from evenhand.units import parse_bytes
@@ -260,13 +261,23 @@ def _check(scenario: sc.Scenario, path: Path) -> None:
             raise wrong(
                 f"arm.{arm.name}.engine", arm.engine, f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
             )
-        if arm.engine == "attached" and not arm.url:
+        if attaches(arm.engine) and not arm.url:
             raise wrong(f"arm.{arm.name}.url", arm.url, "an attached engine needs its url, such as http://127.0.0.1:8000")
+        if arm.url is not None and not attaches(arm.engine):
+            raise wrong(
+                f"arm.{arm.name}.url", arm.url, 'this engine is started here; engine = "attached" measures a server at a url'
+            )
         if sum(x is not None for x in (arm.patch, arm.patches, arm.commit)) > 1:
             raise wrong(f"arm.{arm.name}", arm.name, "give one of patch, patches or commit")
         if (arm.commit is None) != (arm.source is None):
             raise wrong(
                 f"arm.{arm.name}.commit", arm.commit, "commit and source go together: source is the folder of the git checkout"
+            )
+        if arm.build is not None and (arm.commit is None or not _inside(arm.executable)):
+            raise wrong(
+                f"arm.{arm.name}.build",
+                arm.build,
+                "a build needs source, commit, and executable: the file that it makes, seen from the source's folder",
             )
         _check_pool(arm.pool, f"arm.{arm.name}.pool", wrong)
         _check_draft(arm.draft, f"arm.{arm.name}.draft", wrong)
@@ -397,6 +408,10 @@ def _check_draft(draft: sc.Draft | None, key: str, wrong: Any) -> None:
         raise wrong(f"{key}.depth", draft.depth, "give at least 1 drafted token, or leave the draft out")
 
 
+def _inside(path: str | None) -> bool:
+    return bool(path) and not Path(path or "").is_absolute() and ".." not in Path(path or "").parts
+
+
 # --- paths ------------------------------------------------------------------------------------------------------------
 
 
@@ -432,10 +447,14 @@ def _resolve(scenario: sc.Scenario, path: Path) -> sc.Scenario:
     def draft(d: sc.Draft | None, key: str) -> sc.Draft | None:
         return d and msgspec.structs.replace(d, model=place(d.model, f"{key}.model", "draft model folder"))
 
+    def executable(arm: sc.Arm) -> str | None:
+        made = arm.build is not None  # by the build: not there yet
+        return arm.executable if made else place(arm.executable, f"arm.{arm.name}.executable", "executable", bare=True)
+
     arms = [
         msgspec.structs.replace(
             arm,
-            executable=place(arm.executable, f"arm.{arm.name}.executable", "executable", bare=True),
+            executable=executable(arm),
             environment=place(arm.environment, f"arm.{arm.name}.environment", "Python environment"),
             patch=place(arm.patch, f"arm.{arm.name}.patch", "patch file"),
             patches=place(arm.patches, f"arm.{arm.name}.patches", "folder of patches"),
@@ -445,7 +464,11 @@ def _resolve(scenario: sc.Scenario, path: Path) -> sc.Scenario:
         )
         for arm in scenario.arm
     ]
-    attached_only = all(arm.engine == "attached" for arm in arms)
+    try:
+        arms = [arm if arm.build is None else _placed(arm) for arm in arms]
+    except EngineError as error:
+        raise ScenarioError(f"{path}: key 'arm.commit': {error}") from None
+    attached_only = all(attaches(arm.engine) for arm in arms)
     return msgspec.structs.replace(
         scenario,
         arm=arms,
@@ -454,3 +477,9 @@ def _resolve(scenario: sc.Scenario, path: Path) -> sc.Scenario:
         draft=draft(scenario.draft, "draft"),
         prompts=msgspec.structs.replace(scenario.prompts, file=place(scenario.prompts.file, "prompts.file", "prompt file")),
     )
+
+
+def _placed(arm: sc.Arm) -> sc.Arm:
+    from evenhand.boot.build import placed
+
+    return placed(arm)

@@ -23,6 +23,7 @@ A run directory holds:
         gpu.jsonl        GpuRow
         probe.jsonl      rows of the in-engine probe, where there is one
         loadproof.jsonl  what the engine's processes loaded of the patched modules
+    build-ARM.log        what an arm's build command said
     overlay/             the arms' overlays (links) while the run is on; their proof is in the LegRows
     before-resume-N/     what an interrupted start left of legs that were measured again: kept, never judged
     requests.parquet, samples.parquet   columnar copies made at the end

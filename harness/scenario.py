@@ -55,7 +55,7 @@ class Arm(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Folder of a git checkout, with `commit`: the package at that commit becomes the overlay."""
     commit: str | None = None
     build: str | None = None
-    """Command that builds compiled sources, run in a copy of `source` at `commit`; gives the arm's executable."""
+    """Command that builds compiled sources, run in a copy of `source` at `commit`; makes `executable`, named from there."""
     model: str | None = None
     """A recorded conversion of the scenario's model (GGUF); allowed in ladders, never in gates."""
     pool: PoolSection | None = None
@@ -132,14 +132,6 @@ class Deadlines(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
     stop_s: float = 20.0
     settle_s: float = 30.0
     release_s: float = 60.0
-
-
-class Margin(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A margin of a rule."""
-
-    not_worse_by: float | None = None
-    """A share: 0.05 is 5 %."""
-    blocks: float | None = None
 
 
 class Gate(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):

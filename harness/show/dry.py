@@ -9,6 +9,7 @@ from pathlib import Path
 
 from evenhand import scenario as sc
 from evenhand.engines import engine, engine_for
+from evenhand.engines.base import Command
 from evenhand.plan import CellPlan, LegPlan, Plan, arm_named, settings_for
 from evenhand.store import Run, StoreError
 
@@ -81,17 +82,21 @@ def _leg(scenario: sc.Scenario, leg: LegPlan) -> list[str]:
     arm = arm_named(scenario, leg.arm)
     settings = settings_for(scenario, arm, leg.seats)
     adapter = engine_for(arm.engine, settings)
-    adapter.launcher.locate(settings)
-    command = adapter.launcher.command(settings, PORT, adapter.launcher.capabilities(settings))
+    command = Command(argv=[])
+    if built := arm.build is None or Path(arm.executable or "").is_file():
+        adapter.launcher.locate(settings)
+        command = adapter.launcher.command(settings, PORT, adapter.launcher.capabilities(settings))
     role = {"warm_boot": ", uncounted warm boot", "control": ", control"}.get(leg.role, "")
     pair = "" if leg.pair is None else f", pair {leg.pair}"
     lines = [f"leg {leg.leg}: {leg.arm} ({arm.engine}), seats {leg.seats if leg.seats is not None else 'default'}{pair}{role}"]
     if command.argv:
         env = [f"{key}={shlex.quote(value)}" for key, value in sorted(command.env.items())]
         lines.append("  $ " + " ".join([*env, shlex.join(command.argv)]).replace(str(PORT), "$PORT"))
-    else:
+    elif built:
         lines.append(f"  attached to {settings.url}; nothing is started")
-    if arm.patch or arm.patches or arm.commit:
+    if arm.build:
+        lines.append(f"  {'built' if built else 'to be built first'}: {arm.build} (in a copy of {arm.source} at {arm.commit})")
+    elif arm.patch or arm.patches or arm.commit:
         lines.append(f"  overlay: {arm.patch or arm.patches or f'{arm.source} at {arm.commit}'}")
     lines += [f"  cannot express: {sentence}" for sentence in command.inexpressible]
     lines += [f"  warm-up  {_cell(cell)}" for cell in leg.warmup]
