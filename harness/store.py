@@ -35,6 +35,10 @@ OVERLAYS = "overlay"
 TABLES = "tables"
 """Folder of what show writes into a run; not part of what was measured either."""
 
+_SMALL_BYTES = 64 << 20
+"""Most of a manifest or a list of sums."""
+_TAIL_BYTES = 64 << 10
+
 
 class StoreError(Exception):
     """One sentence for the user."""
@@ -208,10 +212,15 @@ def mend(file: Path) -> None:
 def _open_mended(file: Path) -> int:
     """Open for appending; a torn last line of an earlier, killed run is cut off so that the next row stands alone."""
     fd = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-    size = os.fstat(fd).st_size
-    if size and os.pread(fd, 1, size - 1) != b"\n":
-        data = file.read_bytes()
-        os.ftruncate(fd, data.rfind(b"\n") + 1)
+    size = end = os.fstat(fd).st_size
+    while end:
+        start = max(0, end - _TAIL_BYTES)
+        at = os.pread(fd, end - start, start).rfind(b"\n")
+        end = start + at + 1
+        if at >= 0:
+            break
+    if end != size:
+        os.ftruncate(fd, end)
     return fd
 
 
@@ -276,18 +285,29 @@ def plain(file: Path) -> IO[bytes]:
     return os.fdopen(fd, "rb")
 
 
+def whole(file: Path, limit: int | None = None) -> bytes:
+    """The bytes of a file of a run folder. Raises StoreError for more than `limit` bytes or than fit into memory, and as
+    `plain`; FileNotFoundError where there is none."""
+    try:
+        with plain(file) as stream:
+            if limit is not None and os.fstat(stream.fileno()).st_size > limit:
+                raise StoreError(f"{file} is longer than {limit} bytes, so it was not written by evenhand")
+            return stream.read()
+    except FileNotFoundError:
+        raise
+    except (OSError, MemoryError) as error:
+        raise StoreError(f"cannot read {file}: {getattr(error, 'strerror', None) or 'it does not fit into memory'}") from error
+
+
 def read_rows(file: Path, kind: type[T]) -> list[T]:
     """Rows of a JSON-lines file; a torn last line is left out, a missing file is empty.
 
     Raises StoreError for a line that is not a row (with its number), and for a symbolic link (a run folder is untrusted).
     """
     try:
-        with plain(file) as stream:
-            data = stream.read()
+        data = whole(file)
     except FileNotFoundError:
         return []
-    except OSError as error:
-        raise StoreError(f"cannot read {file}: {error.strerror or error}") from error
     if data and not data.endswith(b"\n"):
         data = data[: data.rfind(b"\n") + 1]
     decoder = msgspec.json.Decoder(kind)
@@ -344,10 +364,9 @@ class Run:
             raise StoreError(f"{path} is a broken link")
         manifest = path / "manifest.json"
         try:
-            with plain(manifest) as stream:
-                data = stream.read()
-        except OSError as error:
-            raise StoreError(f"{path} is no run folder: manifest.json cannot be read ({error.strerror or error})") from error
+            data = whole(manifest, _SMALL_BYTES)
+        except FileNotFoundError as error:
+            raise StoreError(f"{path} is no run folder: manifest.json cannot be read ({error.strerror})") from error
         try:
             self.manifest = msgspec.json.decode(data, type=Manifest)
         except _NOT_ROWS as error:
@@ -413,8 +432,7 @@ class Run:
         if folder is None:
             return []
         try:
-            with plain(folder / "probe.jsonl") as stream:
-                data = stream.read()
+            data = whole(folder / "probe.jsonl")
         except FileNotFoundError:
             return []
         rows = []
@@ -451,27 +469,30 @@ def open_run(path: Path) -> Run:
 
 
 def _hash(file: Path) -> str:
-    with file.open("rb") as stream:
+    with plain(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _measured_files(path: Path) -> list[Path]:
-    found = []
-    for folder, folders, names in os.walk(path, followlinks=False):
-        folders[:] = sorted(f for f in folders if f not in (OVERLAYS, TABLES))
-        for name in sorted(names):
-            file = Path(folder) / name
-            if name.endswith(".tmp") or (Path(folder) == path and name in _UNSEALED):
-                continue
-            if not stat.S_ISREG(file.lstat().st_mode):
-                continue
-            found.append(file)
+def _measured_files(path: Path) -> dict[str, Path]:
+    """Name, fit for JSON and a terminal -> file. (os.walk recurses: folders nested a thousand deep would end it.)"""
+    found: dict[str, Path] = {}
+    todo = [path]
+    while todo:
+        folder = todo.pop()
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False) and entry.name not in (OVERLAYS, TABLES):
+                    todo.append(folder / entry.name)
+                unsealed = entry.name.endswith(".tmp") or (folder == path and entry.name in _UNSEALED)
+                if entry.is_file(follow_symlinks=False) and not unsealed:
+                    file = folder / entry.name
+                    found[os.fsencode(file.relative_to(path)).decode("utf-8", "backslashreplace")] = file
     return found
 
 
 def seal(path: Path, known: dict[str, str] | None = None) -> None:
     """Write sha256.json over every measured file; `known` sums are of files that are about to be written."""
-    sums = {str(file.relative_to(path)): _hash(file) for file in _measured_files(path)} | (known or {})
+    sums = {name: _hash(file) for name, file in _measured_files(path).items()} | (known or {})
     write_atomic(path / SUMS, msgspec.json.format(msgspec.json.encode(sums, order="sorted"), indent=1))
 
 
@@ -482,13 +503,12 @@ def changed_files(path: Path) -> list[str]:
     """
     file = path / SUMS
     try:
-        with plain(file) as stream:
-            sums = msgspec.json.decode(stream.read(), type=dict[str, str])
+        sums = msgspec.json.decode(whole(file, _SMALL_BYTES), type=dict[str, str])
     except FileNotFoundError:
         return []
-    except (*_NOT_ROWS, OSError) as error:
+    except _NOT_ROWS as error:
         raise StoreError(f"{file} cannot be read: {error}") from error
-    present = {str(f.relative_to(path)): f for f in _measured_files(path)}
+    present = _measured_files(path)
     differing = [f"{name} (missing)" for name in sorted(sums) if name not in present]
     differing += [f"{name} (changed)" for name in sorted(sums) if name in present and _hash(present[name]) != sums[name]]
     return differing + [f"{name} (added)" for name in sorted(present) if name not in sums]

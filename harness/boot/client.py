@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -62,7 +63,18 @@ def control_client(url: str, timeout_s: float = TIMEOUT_S, limit_bytes: int = AN
     class Transport(httpx.HTTPTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             deadline = time.monotonic() + timeout_s
-            response = super().handle_request(request)
+            # httpx bounds each read, so a head that comes byte by byte would take for ever
+            timer = threading.Timer(timeout_s, self.close)
+            timer.daemon = True
+            timer.start()
+            try:
+                response = super().handle_request(request)
+            except httpx.TransportError as error:
+                if time.monotonic() < deadline:
+                    raise
+                raise httpx.ReadTimeout(f"the answer took longer than {timeout_s:g} s") from error
+            finally:
+                timer.cancel()
             if response.headers.get("content-encoding", "identity") != "identity":
                 # a few kilobytes could become gigabytes
                 response.close()

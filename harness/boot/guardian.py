@@ -50,7 +50,7 @@ class Child(msgspec.Struct, frozen=True, kw_only=True):
     start_time: int
     id: int
     guard: int
-    """Pid of the warden that keeps it."""
+    """Number of the warden that keeps it (a pid could come again)."""
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +77,7 @@ class Guardian:
         self._grace_s = grace_s
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._begun = 0
         self._sent = 0
         self._known: dict[int, list[tuple[int, int]]] = {}
         self._stopped: dict[tuple[int, int], Stopped] = {}
@@ -95,6 +96,7 @@ class Guardian:
 
     def _begin(self) -> subprocess.Popen[bytes]:
         if self._process is None:
+            self._begun += 1
             home = str(Path(warden.__file__).resolve().parent.parent)
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, home, str(os.getpid()), str(self._grace_s)],
@@ -144,13 +146,12 @@ class Guardian:
             answer = self._ask(message)
             if "error" in answer:
                 raise SpawnError(f"{argv[0]} cannot be started: {answer['error']}")
-            assert self._process is not None
-            return Child(pid=answer["pid"], start_time=answer["start"], id=answer["id"], guard=self._process.pid)
+            return Child(pid=answer["pid"], start_time=answer["start"], id=answer["id"], guard=self._begun)
 
     def _status(self, child: Child, tree: bool) -> dict[str, Any]:
         """Raises GuardianDied also when another warden runs by now."""
         with self._lock:
-            if self._process is None or self._process.pid != child.guard:
+            if self._process is None or self._begun != child.guard:
                 raise GuardianDied("the guardian of this engine is gone")
             answer = self._ask({"do": "status", "id": child.id, "tree": tree})
             if tree:
@@ -177,7 +178,7 @@ class Guardian:
         """SIGTERM to the engine; when it has exited, to what it left; SIGKILL to all after `grace_s` seconds."""
         begin = time.monotonic()
         try:
-            if self._process is not None and self._process.pid == child.guard:
+            if self._process is not None and self._begun == child.guard:
                 self._ask({"do": "stop", "id": child.id, "grace_s": grace_s})
             while True:
                 status = self._status(child, tree=True)

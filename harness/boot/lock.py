@@ -34,8 +34,12 @@ def lock(name: str, lock_dir: str | Path | None = None) -> int | None:
     except BlockingIOError:
         os.close(fd)
         return None
-    os.truncate(fd, 0)
-    os.write(fd, f"{os.getpid()}\n".encode())
+    except OSError:
+        os.close(fd)
+        raise
+    with contextlib.suppress(OSError):  # a full disk: the pid is for messages only
+        os.truncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
     return fd
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from evenhand.boot.environment import redact
+from evenhand.store import fresh
 
 READ_BYTES = 4 << 20
 """Read from each end of a longer log."""
@@ -87,5 +88,6 @@ def finish_log(path: str | Path, secrets: Iterable[str] = (), limit: int = KEEP_
     if redacted == text and not cut:
         return
     new = path.with_name(path.name + ".new")
-    new.write_bytes(redacted.encode("utf-8", "surrogateescape"))
+    with fresh(new) as file:
+        file.write(redacted.encode("utf-8", "surrogateescape"))
     new.replace(path)

@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -110,10 +110,8 @@ def series(folder: Path) -> list[tuple[str, bytes]]:
             wrong.append(f"{where} has options {one_line(' '.join(options), 60)!r}; only -p1 is known")
         if name in names:
             wrong.append(f"{where} is listed twice")
-        elif not (folder / name).resolve().is_relative_to(folder.resolve()):
-            wrong.append(f"{where} leaves the folder")
-        elif not (folder / name).is_file():
-            wrong.append(f"{where} is not in the folder")
+        elif why := _misplaced(folder, name):
+            wrong.append(f"{where} {why}")
         names.append(name)
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in (".patch", ".diff")}
     wrong += [f"{folder.name}/{name} is not listed in series" for name in sorted(there - set(names))]
@@ -124,6 +122,16 @@ def series(folder: Path) -> list[tuple[str, bytes]]:
     if wrong:
         raise PatchError(*wrong)
     return [(name, _read_patch(folder / name, name)) for name in names]
+
+
+def _misplaced(folder: Path, name: str) -> str | None:
+    """Why `name` is no file of the folder, or None."""
+    try:
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+            return "leaves the folder"
+        return None if (folder / name).is_file() else "is not in the folder"
+    except (OSError, RuntimeError, ValueError):  # too long, a circle of links, a null byte
+        return "is no file name"
 
 
 def patch_changes(package: Path, patches: Iterable[tuple[str, bytes]]) -> Patches:
@@ -161,6 +169,11 @@ def inside(file: FilePatch, package: str) -> str:
 # --- a commit -----------------------------------------------------------------------------------------------------------
 
 
+def _without_git(env: Mapping[str, str]) -> dict[str, str]:
+    """Without what git sets for its hooks: GIT_DIR would lead it to another repository than the one asked for."""
+    return {name: value for name, value in env.items() if not name.startswith("GIT_")}
+
+
 def _git(source: Path, *args: str, data: bytes = b"", fine: tuple[int, ...] = (0,)) -> bytes:
     """Run git in a checkout. Raises PatchError with its words."""
     try:
@@ -170,7 +183,7 @@ def _git(source: Path, *args: str, data: bytes = b"", fine: tuple[int, ...] = (0
             capture_output=True,
             timeout=120,
             check=False,
-            env={**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
+            env={**_without_git(os.environ), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
         )
     except FileNotFoundError:
         raise PatchError("git is not installed, and an arm names a commit") from None
@@ -206,9 +219,9 @@ def commit_changes(package: Path, source: Path, commit: str) -> Patches:
         if data != read_file(package, path):
             files[path] = data
     gone = [path for path in _installed(package) if path not in seen]
-    asked = b"\0".join(f"{root}/{path}".encode() for path in gone)
+    asked = b"\0".join(os.fsencode(f"{root}/{path}") for path in gone)
     answer = _git(source, "check-ignore", "--no-index", "-z", "--stdin", data=asked, fine=(0, 1)) if gone else b""
-    ignored = {name.decode() for name in answer.split(b"\0")}
+    ignored = {os.fsdecode(name) for name in answer.split(b"\0")}
     files |= {path: None for path in gone if f"{root}/{path}" not in ignored}
     return Patches(package=package.name, files=files, installed={path: sha256(read_file(package, path)) for path in files})
 

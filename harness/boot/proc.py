@@ -63,6 +63,9 @@ def below(roots: Iterable[int], spare: Container[int] = ()) -> list[Proc]:
     procs = scan()
     children: dict[int, list[Proc]] = {}
     for proc in procs.values():
+        if proc.ppid not in procs:
+            # its parent ended during the scan: look whose child it is now, or what is below would be missed
+            proc = read(proc.pid) or proc
         children.setdefault(proc.ppid, []).append(proc)
     found: list[Proc] = []
     todo = list(roots)

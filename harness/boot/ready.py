@@ -83,6 +83,7 @@ def wait_ready(
                 if asked is not None and asked.done():
                     if asked.problem is None:
                         return Waited(how="ready", completion_s=asked.seconds)
+                    asked.close()
                     blocked = failure = f"a 1-token completion fails: {asked.problem}"
                     asked, retry_at = None, clock() + RETRY_S
                 elif asked is None and anybody and clock() >= retry_at:

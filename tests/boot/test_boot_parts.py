@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenhand.boot import environment as env
-from evenhand.boot import log, port
+from evenhand.boot import log, port, proc, ready
 from evenhand.boot.client import base_url, control_client
 from evenhand.boot.device import Released, wait_released
 from evenhand.boot.lock import holder, lock
-from evenhand.engines.base import EngineError
+from evenhand.engines import engine
+from evenhand.engines.base import Capabilities, EngineError, Settings
 
 GIB = 2**30
 
@@ -229,6 +235,33 @@ def test_a_lock_folder_of_somebody_else(tmp_path: Path) -> None:
         lock("port-1", tmp_path / "link")
 
 
+def test_a_lock_on_a_full_disk_holds_and_a_failed_one_leaks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    monkeypatch.setattr("fcntl.flock", full)
+    with pytest.raises(OSError, match="No space"):
+        lock("x", tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    monkeypatch.undo()
+    monkeypatch.setattr("os.write", full)
+    fd = lock("x", tmp_path)
+    monkeypatch.undo()
+    assert fd is not None
+    os.close(fd)
+
+
+def test_a_log_is_never_redacted_through_a_link(tmp_path: Path) -> None:
+    mine, kept = tmp_path / "mine", tmp_path / "engine.log"
+    mine.write_text("mine")
+    kept.write_text("api_key=abcdefgh\n")
+    (tmp_path / "engine.log.new").symlink_to(mine)
+    log.finish_log(kept)
+    assert mine.read_text() == "mine"
+    assert kept.read_text() == "api_key=<redacted>\n"
+
+
 def test_one_line() -> None:
     assert log.one_line(" a\n b\x1b[1m\tc ") == "a b c"
     assert log.one_line("x" * 600, 10) == "xxxxxx ..."
@@ -262,6 +295,68 @@ def test_b27_the_control_client_ignores_proxies(monkeypatch: pytest.MonkeyPatch)
     with control_client("http://127.0.0.1:1") as http:
         assert http.trust_env is False
         assert http._mounts == {}
+
+
+def test_a_head_that_comes_byte_by_byte_is_bounded() -> None:
+    def drip() -> None:
+        served, _ = listener.accept()
+        with served, contextlib.suppress(OSError):
+            served.sendall(b"HTTP/1.1 200 OK\r\nx: ")
+            for _ in range(60):
+                served.sendall(b"a")
+                time.sleep(0.1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=drip)
+        server.start()
+        begin = time.monotonic()
+        with control_client(f"http://127.0.0.1:{listener.getsockname()[1]}", 0.5) as http:
+            with pytest.raises(httpx.ReadTimeout, match=r"longer than 0\.5 s"):
+                http.get("/")
+            assert time.monotonic() - begin < 2
+        server.join()
+
+
+def test_every_client_of_a_wait_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Listed:
+        def alive(self, http: httpx.Client) -> bool:
+            return True
+
+        def served(self, http: httpx.Client) -> list[str]:
+            return ["m"]
+
+    made: list[httpx.Client] = []
+
+    def client(*args: Any) -> httpx.Client:
+        made.append(control_client(*args))
+        return made[-1]
+
+    monkeypatch.setattr(ready, "control_client", client)
+    dialect = engine("vllm").dialect(Settings(model="m", served_name="m"), Capabilities())
+    waited = ready.wait_ready(
+        "http://127.0.0.1:1",
+        "m",
+        Listed(),  # type: ignore[arg-type]
+        dialect,
+        limit_s=1.0,
+        exit_code=lambda: None,
+        fatal=lambda: None,
+        listening=lambda: (True, set()),
+    )
+    assert "a 1-token completion fails" in waited.reason
+    assert len(made) > 2
+    assert all(one.is_closed for one in made)
+
+
+# --- processes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_whose_parent_ends_during_the_scan_is_still_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 was read as a child of 5, which ended before it was read itself: by then 3 is a child of 2."""
+    seen = [proc.Proc(2, 1, "S", 1), proc.Proc(3, 5, "S", 1)]
+    monkeypatch.setattr(proc, "scan", lambda: {one.pid: one for one in seen})
+    monkeypatch.setattr(proc, "read", lambda pid: {2: proc.Proc(2, 1, "S", 1), 3: proc.Proc(3, 2, "S", 1)}.get(pid))
+    assert [one.pid for one in proc.below([2])] == [3]
 
 
 # --- port -------------------------------------------------------------------------------------------------------------

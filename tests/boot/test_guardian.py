@@ -275,7 +275,7 @@ def test_after_a_killed_guardian_a_new_one_starts(guardian: Guardian, tmp_path: 
     assert gone(child.pid)
     assert guardian.stop(child, 1.0) == module.Stopped(exit_code=-9, survivors=[], signalled=[])
     again = sleeper(guardian, tmp_path, log="again")
-    assert again.guard != first
+    assert again.guard != child.guard
     assert guardian.poll(again) is None
     assert guardian.poll(child) == -signal.SIGKILL
 

@@ -8,14 +8,17 @@ import py_compile
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from boot_fake import Toy
 
+from evenhand.arms import ArmPreparer
 from evenhand.boot.overlay import Overlay, PatchError, build_overlay, module_name
 from evenhand.boot.patches import Patches, commit_changes, patch_changes, read_patches, series
 from evenhand.engines.base import EngineError, Settings
 from evenhand.scenario import Arm
+from evenhand.store import StoreError
 
 FILES = {
     "__init__.py": "from toy import core\n",
@@ -306,3 +309,32 @@ def test_module_names() -> None:
 def test_a_folder_that_cannot_stand_on_a_path(site: Path, tmp_path: Path) -> None:
     with pytest.raises(PatchError, match="colon"):
         build_overlay(site / "toy", tmp_path / "a:b", None)
+
+
+def test_an_odd_name_in_the_installation_and_a_hook_of_git(
+    site: Path, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = os.fsdecode(b"odd-\xff.txt")
+    (site / "toy" / odd).write_text("x")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    assert commit_changes(site / "toy", checkout, "first").files == {odd: None}
+
+
+@pytest.mark.parametrize("name", [b"circle.patch", b"null\0.patch", b"long" * 80 + b".patch"])
+def test_names_of_a_series_that_are_none(tmp_path: Path, name: bytes) -> None:
+    (tmp_path / "circle.patch").symlink_to("circle.patch")
+    (tmp_path / "series").write_bytes(name + b"\n")
+    assert "is no file name" in why(series, tmp_path)
+
+
+def test_no_overlay_is_built_through_a_link(site: Path, tmp_path: Path) -> None:
+    """A run that is resumed may come from a stranger."""
+    run_folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run_folder.mkdir()
+    elsewhere.mkdir()
+    (run_folder / "overlay").symlink_to(elsewhere)
+    adapter = SimpleNamespace(launcher=SimpleNamespace(package_folder=lambda settings: str(site / "toy")))
+    preparer = ArmPreparer(None, SimpleNamespace(kind="gate"), run_folder)  # type: ignore[arg-type]
+    with pytest.raises(StoreError, match="symbolic link"):
+        preparer._overlay("a", adapter, Settings(model="m", served_name="m"), run_folder)  # type: ignore[arg-type]
+    assert not list(elsewhere.iterdir())

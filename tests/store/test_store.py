@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from evenhand.records import CellRow, EventRow, LegRow, Manifest, SampleRow
-from evenhand.store import RunWriter, StoreError, changed_files, encode, open_run, safe_name
+from evenhand.store import RunWriter, StoreError, changed_files, encode, mend, open_run, safe_name
 
 
 def manifest(run: str) -> Manifest:
@@ -156,3 +157,46 @@ def test_a_run_that_says_it_ended_is_sealed(writer: RunWriter) -> None:
     text = (writer.path / "manifest.json").read_text()
     (writer.path / "manifest.json").write_text(text.replace("finished", "interrupted"))
     assert changed_files(writer.path) == ["manifest.json (changed)"]
+
+
+# --- hostile folders ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "cells.jsonl", "sha256.json"])
+def test_a_file_beyond_all_memory_is_one_sentence(tmp_path: Path, name: str) -> None:
+    writer = RunWriter.create(tmp_path, "n", "s", manifest)
+    writer.finish("finished", "now")
+    with (writer.path / name).open("ab") as file:
+        file.truncate(1 << 42)
+    with pytest.raises(StoreError, match=f"{name}.*(longer than|does not fit)"):
+        changed_files(open_run(writer.path).path)
+
+
+def test_names_that_are_no_text_and_folders_a_thousand_deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = RunWriter.create(tmp_path, "n", "s", manifest)
+    odd = writer.path / os.fsdecode(b"core-\xff")
+    odd.write_bytes(b"1")
+    writer.finish("finished", "now")
+    assert changed_files(writer.path) == []
+    odd.write_bytes(b"2")
+    monkeypatch.chdir(writer.path)
+    for _ in range(1200):
+        Path("d").mkdir()
+        os.chdir("d")
+    Path("deep").touch()
+    (changed, added) = changed_files(writer.path)
+    Path("deep").unlink()
+    for _ in range(1200):  # what removes a test's folder recurses, too
+        os.chdir("..")
+        Path("d").rmdir()
+    assert changed == "core-\\xff (changed)"
+    assert added.endswith("d/d/deep (added)")
+
+
+def test_a_torn_line_longer_than_a_chunk_is_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "rows"
+    for kept in (b"", b'{"a":1}\n', b"x" * 200_000 + b"\n"):
+        for torn in (b"", b"y", b"z" * 200_000):
+            file.write_bytes(kept + torn)
+            mend(file)
+            assert file.read_bytes() == kept
