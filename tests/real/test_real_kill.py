@@ -57,7 +57,7 @@ def test_a_kill_during_start_up_leaves_no_process_after_ten_seconds(vllm_env: Pa
 @pytest.mark.parametrize("cell", MEASURING)
 def test_a_kill_during_a_rung_leaves_no_process_after_ten_seconds(vllm_env: Path, tmp_path: Path, cell: str) -> None:
     # a quarter of a second into the cell its requests are under way
-    assert killed(tmp_path, f"{cell} starts".encode(), "stderr", after_s=0.25) >= 2
+    assert killed(tmp_path, f'"what":"cell","leg":0,"detail":"{cell}"'.encode(), "events.jsonl", after_s=0.25) >= 2
     (folder,) = (tmp_path / "runs").iterdir()
     run = open_run(folder)
     assert run.partial
