@@ -15,6 +15,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -268,7 +269,7 @@ def fresh(path: Path) -> IO[bytes]:
 _NOT_ROWS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def plain(file: Path) -> IO[bytes]:
+def plain(file: Path) -> BufferedReader:
     """Open a file of a run folder to read. Raises StoreError for a link, a pipe or a device (a run folder is untrusted);
     FileNotFoundError where there is none."""
     try:
