@@ -243,13 +243,6 @@ NEUTRAL: dict[str, str] = {
 }
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something the adapter saw that a reader must know."""
-
-    name: str
-    text: str
-
-
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
     """How a start ended, read from exit code and log."""
 

@@ -235,11 +235,3 @@ def _unreadable(payload: bytes, why: str) -> Chunk:
     if isinstance(found, str):
         return Chunk(error=found)
     return Chunk(malformed=f"cannot read the event: {why}; it begins with {payload[:80].decode('utf-8', 'replace')!r}")
-
-
-def error_of(body: bytes) -> tuple[str, int | None]:
-    """Text and code of an HTTP error body, whatever its form. Pure; never raises."""
-    chunk = decode(body)
-    if chunk.error is not None:
-        return chunk.error, chunk.error_code
-    return body.decode("utf-8", "replace").strip()[:2000], None

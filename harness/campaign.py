@@ -47,6 +47,11 @@ class Campaign:
     def run(self) -> str:
         """Execute every leg that is not done. Returns "finished" or "interrupted"; rows are on disk either way."""
         with contextlib.closing(self._arms), Guardian() as guardian:
+            for arm in self.scenario.arm:
+                if arm.build is not None:
+                    self.tell(
+                        Event(what="note", arm=arm.name, text=f"building with {arm.build!r}, unless that was done before")
+                    )
             self._arms.build(guardian, self.stop)
             if not self.stop.is_set():
                 self._arms.check()

@@ -108,11 +108,6 @@ def pool_tokens(shape: ModelShape, depth: int, blocks: int, block: int, context:
     return blocks * context // _blocks_at_context(shape, depth, block, context)
 
 
-def blocks_of_pool_tokens(shape: ModelShape, depth: int, tokens: int, block: int, context: int) -> int:
-    """The inverse of `pool_tokens`: the block count, to the nearest, that prints as `tokens` at max_model_len `context`."""
-    return round(tokens * _blocks_at_context(shape, depth, block, context) / context)
-
-
 def _blocks_at_context(shape: ModelShape, depth: int, block: int, context: int) -> int:
     if context < 1 or block < 1:
         raise PredictError(f"pool tokens need a context and a block of at least 1 token, not {context} and {block}.")

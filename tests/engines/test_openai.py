@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenhand.engines.base import Chunk, Sampling
-from evenhand.engines.openai import OpenAIDialect, decode, error_of
+from evenhand.engines.openai import OpenAIDialect, decode
 
 DATA = Path(__file__).parent / "data"
 
@@ -187,10 +187,6 @@ def test_recorded_logprobs() -> None:
     ],
 )
 def test_recorded_error_bodies(name: str, words: str) -> None:
-    text, code = error_of((DATA / name).read_bytes().split(b"\n", 1)[1])
-    assert words in text
-    assert code == 400
-
-
-def test_error_bodies_that_are_not_json() -> None:
-    assert error_of(b"Internal Server Error") == ("Internal Server Error", None)
+    chunk = decode((DATA / name).read_bytes().split(b"\n", 1)[1])
+    assert words in (chunk.error or "")
+    assert chunk.error_code == 400

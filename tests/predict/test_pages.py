@@ -11,7 +11,6 @@ from evenhand.predict.pages import (
     attention_pool_bytes,
     attn_bytes_per_token,
     block_bytes,
-    blocks_of_pool_tokens,
     cached_follow_up_tokens,
     padding,
     pages_of_bytes,
@@ -76,7 +75,6 @@ def test_two_pools_against_unified_pages(seed: ModelShape) -> None:
 @pytest.mark.parametrize(("tokens", "context", "blocks"), [(176_020, 150_000, 230), (161_051, 65_536, 231)])
 def test_pool_tokens_are_not_the_pool(seed: ModelShape, tokens: int, context: int, blocks: int) -> None:
     assert pool_tokens(seed, 3, blocks, 832, context) == tokens
-    assert blocks_of_pool_tokens(seed, 3, tokens, 832, context) == blocks
 
 
 @pytest.mark.parametrize(("depth", "block", "tokens"), [(0, 272, 238_795), (3, 288, 242_725)])
