@@ -111,9 +111,13 @@ def judge_outputs(
     With a control that differs from itself, equality can be asked of nobody: control failed. Without a control nobody is
     blamed. Two arms that both produced nothing are no evidence.
 
-    A share above the control's that the test does not reject is no worse only where the test could have seen twice the
-    control's; else it is inconclusive. Of 1,500 simulated arms alike (2 and 6 boots, 40 and 340 prompts, 2 to 100 % of them
-    unstable) at most 5.4 % fail; 95 to 99 % pass where a doubling would be seen, half where it would not.
+    `no worse than control` fails when the test rejects and every boot pair is above the control: one odd boot, which batches
+    otherwise, changes many prompts at once. A share above the control's that the test does not reject is no worse only where
+    the test could have seen twice the control's; else it is inconclusive.
+
+    Of 1,500 simulated gates of equal arms (2 and 6 boots, 40 and 340 prompts, 2 to 100 % of them unstable, each by itself) the
+    test alone rejects at most 5.4 %; 95 to 99 % pass where a doubling would be seen, half where it would not. Where whole boots
+    are odd together, 1 to 12 % of 2,000 still fail with 2 boots per arm (most when half of all boots are odd), at most 3 % with 6.
     """
     text = mode == "identical text"
     compared = sum(c.compared for c in pairs)
@@ -170,6 +174,10 @@ def _decide(mode: str, pairs: Sequence[Comparison], counts: OutputsResult, boots
         more, less = counts.prompts_more, counts.prompts_less
         said = f"{what}, the control {k} of {n}: more often on {more} prompts, less often on {less}"
         if counts.p is not None and counts.p <= ALPHA:
+            above = sum(mismatches(c, False) * (n or 0) > k * c.compared for c in pairs)
+            if above < len(pairs):
+                only = f"only in {above} of {len(pairs)} boot pairs more often, so it may be the luck of a boot"
+                return "inconclusive", f"{what}, the control {k} of {n}: {only}; {first}"
             return "fail", f"{said}, exact one-sided p = {counts.p:.3g}; {first}"
         if power_to_see_double(k, n or 0, max(c.compared for c in pairs)) >= POWER:
             return "pass", no_worse

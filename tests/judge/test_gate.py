@@ -103,6 +103,17 @@ def test_a_control_that_differs_enough_could_show_a_doubling():
     assert rule(judge(gate(rules=rules, requests=unstable(2, 3), count=80, repeat=False))).status == "inconclusive"
 
 
+def test_one_odd_boot_of_the_candidate_is_not_blamed():
+    """A boot that batches otherwise changes many prompts at once: they are one piece of luck, not many."""
+
+    def odd(n, arm, c, i, again):
+        return {"ids": [10, 11, 90, 13]} if n == 2 and i < 10 else {}
+
+    got = judge(gate(rules={"outputs": "no worse than control"}, requests=odd, repeat=False))
+    assert (got.status, got.outputs.p < 0.001) == ("inconclusive", True)
+    assert "10 of 40 differ, the control 0 of 20: only in 1 of 2 boot pairs more often" in rule(got).reason
+
+
 def test_without_a_control_nobody_is_blamed():
     made = gate(pairs=1, requests=changed_token, repeat=False)
     got = judge(made)
