@@ -117,7 +117,7 @@ def judge_outputs(
 
     Of 1,500 simulated gates of equal arms (2 and 6 boots, 40 and 340 prompts, 2 to 100 % of them unstable, each by itself) the
     test alone rejects at most 5.4 %; 95 to 99 % pass where a doubling would be seen, half where it would not. Where whole boots
-    are odd together, 1 to 12 % of 2,000 still fail with 2 boots per arm (most when half of all boots are odd), at most 3 % with 6.
+    are odd, 1 to 12 % of 2,000 still fail with 2 boots per arm (most when half of all boots are odd), at most 3 % with 6.
     """
     text = mode == "identical text"
     compared = sum(c.compared for c in pairs)
