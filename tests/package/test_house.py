@@ -58,4 +58,6 @@ def test_no_engine_is_asked_for_by_name_outside_the_engines() -> None:
             if isinstance(node, ast.Compare):
                 for part in (node.left, *node.comparators):
                     words = {c.value for c in ast.walk(part) if isinstance(c, ast.Constant)}
-                    assert not words & {"vllm", "sglang", "vllm.cpp", "llama.cpp", "attached", "reference"}, f"{file}:{node.lineno}"
+                    assert not words & {"vllm", "sglang", "vllm.cpp", "llama.cpp", "attached", "reference"}, (
+                        f"{file}:{node.lineno}"
+                    )
