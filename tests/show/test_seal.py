@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from show_runs import rich_gate, store
 
-from evenhand.show import console
 from evenhand.show.console import summarise
 from evenhand.show.report import report
 
@@ -47,23 +46,19 @@ def test_a_verdict_on_changed_evidence_is_void_wherever_it_stands(passing: Path,
     assert "void: new against base" in page.read_text()
 
 
-def test_judged_again_files_change_only_with_the_verdict(passing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Later:
-        @staticmethod
-        def now(_: object) -> Later:
-            return Later()
-
-        def strftime(self, _: str) -> str:
-            return "2099-01-01T00:00:00Z"
-
+def test_judged_again_files_change_only_with_the_verdict(passing: Path) -> None:
     summarise(passing)
+    stored = json.loads((passing / "verdict.json").read_text())["judged_utc"].encode()
+    for name in ("verdict.json", "junit.xml"):  # as if it had been judged long ago
+        data = (passing / name).read_bytes()
+        assert stored in data
+        (passing / name).write_bytes(data.replace(stored, b"2001-01-01T00:00:00Z"))
     before = {name: (passing / name).read_bytes() for name in FILES}
-    monkeypatch.setattr(console, "datetime", Later)
     summarise(passing)
     assert {name: (passing / name).read_bytes() for name in FILES} == before
     (passing / "verdict.json").write_bytes(before["verdict.json"].replace(b'"pass"', b'"fail"'))
     summarise(passing)
-    assert b"2099" in (passing / "verdict.json").read_bytes()
+    assert b"2001" not in (passing / "verdict.json").read_bytes()
     (passing / "verdict.json").write_text("no verdict")
     summarise(passing)
     assert json.loads((passing / "verdict.json").read_text())["status"] == "pass"
