@@ -108,7 +108,9 @@ def test_the_candidates_own_boots_excuse_nothing():
     made = two_arms((79,) * 6, (300, 300, 79, 300, 300, 300))
     assert pairs(made)[0].spread_blocks == 0
     status, reason = judged(made)
-    assert (status, "79 -> 300 blocks" in reason) == ("fail", True)
+    assert (status, "79 -> 300 blocks (+279.7 %) in 5 of 6 boots" in reason) == ("inconclusive", True)
+    made = two_arms((79,) * 3, (300, 79, 300), probes={"base": (79,), "new": (300, 79, 300)})
+    assert judged(made)[0] == "fail"
 
 
 def test_the_spread_of_one_cell_excuses_no_other():
