@@ -13,9 +13,9 @@ def judge_pool(rule: Rule, rows: Sequence[PairedPressure], boots: int) -> tuple[
     """Not worse by more than the margin at every prompt length. Exact peaks are judged where both arms have them.
 
     A sampled peak is a lower bound that two boots of one build already read differently, so its margin is never below the
-    spread of the baseline's own boots in that cell. What the candidate's boots differ by excuses nothing: its highest counts. But
-    a peak between two samples is seen in some boots and missed in others, of either arm: growth that only some boots of the
-    candidate show is no pass and no fail.
+    spread of the baseline's own boots in that cell. What the candidate's boots differ by excuses nothing: its highest counts.
+    But a peak between two samples is seen in some boots and missed in others, of either arm: growth that only some boots of
+    the candidate show is no pass and no fail.
     """
     if not rows:
         return "void", "no data: no cell in which the pool was watched"
