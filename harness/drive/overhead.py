@@ -23,7 +23,7 @@ from evenhand.engines.base import Gauge, Sampling
 from evenhand.records import Lag
 
 if TYPE_CHECKING:
-    from evenhand.watch.sampler import SamplerReport
+    from evenhand.records import SamplerReport
 
 _SERVER = (sys.executable, "-P", "-m", "evenhand.drive.calibration", "--until-eof")
 _STAMP = re.compile(rb'"t":(\d+)')
