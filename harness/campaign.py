@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -146,7 +145,6 @@ class Campaign:
     def _measure(self, leg: LegPlan, folder: Path, booted: Running, prepared: Prepared) -> LegRow:
         """All cells of a leg on a ready engine, which is stopped whatever happens."""
         interrupted = False
-        row: LegRow | None = None
         try:
             with self._sampler(leg, folder, booted) as sampler:
                 try:
@@ -155,14 +153,14 @@ class Campaign:
                     interrupted = True
         finally:
             row = booted.stop()
+        row = msgspec.structs.replace(row, sampler=sampler.stop())
         if interrupted and row.outcome == "ok":
             row = msgspec.structs.replace(row, outcome="interrupted", reason="the run was interrupted")
         return row
 
-    @contextlib.contextmanager
-    def _sampler(self, leg: LegPlan, folder: Path, booted: Running) -> Iterator[Sampler]:
+    def _sampler(self, leg: LegPlan, folder: Path, booted: Running) -> Sampler:
         watch, facts = self.scenario.watch, booted.engine.facts
-        sampler = Sampler(
+        return Sampler(
             leg.leg,
             booted.base_url,
             facts.gauges,
@@ -173,10 +171,6 @@ class Campaign:
             env=booted.env,
             roots=booted.tree(),
         )
-        with sampler:
-            yield sampler
-        report = sampler.stop()
-        self._note(leg, "sampler", msgspec.json.encode(report).decode())
 
     # --- cells ----------------------------------------------------------------------------------------------------------
 

@@ -103,6 +103,44 @@ class PatchedFile(Row, frozen=True, kw_only=True):
     loaded_sha256: str | None = None
 
 
+class SamplerReport(Row, frozen=True, kw_only=True):
+    """How well the sampler did, and what it cost. Times in seconds; None where there was nothing to measure."""
+
+    status: str
+    """ "ok", "unavailable (404)", "off", "died (-9)", ... """
+    samples: int = 0
+    """Scrapes whose figures can be used."""
+    failed: int = 0
+    skipped: int = 0
+    """Deadlines that passed while a scrape was in flight."""
+    interval_s: float = 0.0
+    effective_interval_s: float | None = None
+    gap_max_s: float | None = None
+    """Longest time between two usable scrapes: what a peak could hide in."""
+    jitter_p50_s: float | None = None
+    jitter_p99_s: float | None = None
+    jitter_max_s: float | None = None
+    """start - due"""
+    scrape_p50_s: float | None = None
+    scrape_p99_s: float | None = None
+    scrape_max_s: float | None = None
+    scrape_mean_s: float | None = None
+    """end - start: what a scrape takes from the server, at most"""
+    scrape_share: float | None = None
+    """Share of the time during which a scrape was in flight: the cost to the server, at most."""
+    cpu_s: float | None = None
+    rss_bytes: int | None = None
+    realtime: bool = False
+    """The kernel let the sampler run as soon as it was due; without it a busy machine shows in the jitter."""
+    raw_bodies: int = 0
+    absent: list[str] = []
+    """Neutral names that no scrape had."""
+    gpus: list[str] = []
+    gpu_reasons: dict[str, str] = {}
+    """GpuRow field -> why it is null"""
+    warnings: list[str] = []
+
+
 class LegRow(Row, frozen=True, kw_only=True):
     """One fresh boot of one arm."""
 
@@ -144,6 +182,8 @@ class LegRow(Row, frozen=True, kw_only=True):
     """How long the device took to return to where it was; None where there is no device."""
     survivors: list[int] = []
     """Pids that outlived the stop (must be empty)."""
+    sampler: SamplerReport | None = None
+    """How well the pool was watched, and what that cost the engine; None where the engine was never ready."""
     figures: dict[str, float | None] = {}
     """Figures the adapter reads from the log (model load, graph capture, KV memory), name ends in its unit."""
     earlier: list[LegRow] = []

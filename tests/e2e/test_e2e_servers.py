@@ -116,7 +116,7 @@ def test_b42_metrics_that_fail_cost_no_request(cli: Cli) -> None:
     run = only(cli.folder / "out")
     assert len(requests(run)) == 20
     assert {r["outcome"] for r in requests(run)} == {"ok"}
-    reports = [json.loads(e["detail"]) for e in rows(run / "events.jsonl") if e["what"] == "sampler"]
+    reports = [leg["sampler"] for leg in rows(run / "legs.jsonl")]
     status = dict(zip(kinds, (report["status"] for report in reports), strict=True))
     assert status["absent"] == "unavailable (404)"
     assert status["denied"] == "unavailable (401)"
