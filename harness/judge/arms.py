@@ -16,13 +16,14 @@ SEVERITY = ("ok", "queued", "clamped", "interrupted", "void", "not_run", "refuse
 """Outcomes from best to worst, for rows that sum up several legs."""
 
 
-def by_arm(run: RunView, reader: Reader | None = None, kinds: Iterable[str] = ("ladder",)) -> list[LadderRow]:
+def by_arm(run: RunView, reader: Reader | None = None, rows: Iterable[LadderRow] | None = None) -> list[LadderRow]:
     """One row per arm and cell over all its measured legs: counts summed, percentiles over all requests, the highest peaks,
-    the median rate. Legs without figures give no figures; the row's outcome is the worst of them.
+    the median rate. Legs without figures give no figures; the row's outcome is the worst of them. `rows`: per leg, where they
+    are at hand; else those of the ladder.
     """
     reader = reader or Reader(run)
     groups: dict[tuple[str, str], list[LadderRow]] = {}
-    for row in ladder_rows(run, reader, kinds):
+    for row in ladder_rows(run, reader) if rows is None else rows:
         if row.repeat == 0:
             groups.setdefault((row.arm, row.cell), []).append(row)
     return [rows[0] if len(rows) == 1 else _merged(rows, reader) for rows in groups.values()]

@@ -22,18 +22,27 @@ from evenhand.judge.planted import Planted, plant_token
 from evenhand.judge.pool import judge_pool
 from evenhand.judge.pressure import PairedPressure, paired_pressure, pressure_rows
 from evenhand.judge.rules import MIN_BOOTS, Rule, parse_rules, plan_power
-from evenhand.judge.say import claims, not_measured, notes, widen
+from evenhand.judge.say import claims, notes, widen
 from evenhand.judge.timing import Status, TimingResult, interleaving, judge_timing
+from evenhand.judge.unmeasured import not_measured
 from evenhand.judge.verdict import RuleVerdict, Verdict, overall
 from evenhand.judge.view import JudgeError, RunView
 from evenhand.records import CellRow, LegRow
 
+KINDS = ("ladder", "pressure", "reuse")
+"""Cells that are judged."""
 COMPARED_KINDS = frozenset({"ladder", "pressure", "reuse", "control"})
 
 
-def judge_gate(run: RunView, judged_utc: str, reader: Reader | None = None, changed: Sequence[str] = ()) -> Verdict:
+def judge_gate(
+    run: RunView,
+    judged_utc: str,
+    reader: Reader | None = None,
+    changed: Sequence[str] = (),
+    cells: Sequence[LadderRow] | None = None,
+) -> Verdict:
     """Judge every rule of a gate run under its own preconditions. `reader`: what has read this run already; `changed`: what is
-    wrong with its sealed evidence (`broken_seal`), which voids every rule.
+    wrong with its sealed evidence (`broken_seal`), which voids every rule; `cells`: its judged rows, where they are at hand.
 
     Raises JudgeError when the run has no gate, RuleError when its rules cannot be read.
     """
@@ -51,7 +60,7 @@ def judge_gate(run: RunView, judged_utc: str, reader: Reader | None = None, chan
 
     comparisons = compared(run, reader, matched)
     control = controls(run, reader, a_legs, control_legs)
-    cells = ladder_rows(run, reader, ("ladder", "pressure", "reuse"))
+    cells = ladder_rows(run, reader, KINDS) if cells is None else cells
     watched = pressure_rows(run, reader, _watched_kinds(run, rules), cells)
     paired = paired_pressure([r for r in watched if r.pair is not None], run.legs, baseline, candidate)
     gpu = {leg.leg: reader.gpu(leg.leg) for leg in run.legs}
@@ -94,7 +103,7 @@ def judge_gate(run: RunView, judged_utc: str, reader: Reader | None = None, chan
         reasons=reasons,
         claims=claims(run, baseline, candidate, verdicts, outputs, paired, a_legs, b_legs),
         notes=notes(run, cells, comparisons, summaries, run.manifest.simulated),
-        not_measured=not_measured(run, rules, cells, paired, outputs, summaries, missing),
+        not_measured=not_measured(run, cells, watched, any(summaries), rules=rules, gaps=missing, outputs=outputs),
         widen=widen(run, rules, paired, timing, boots),
         power=plan_power(gate.get("rules", {}), pairs),
         outputs=outputs,

@@ -115,6 +115,7 @@ def _facts(
     }  # fmt: skip
     for name in ("blocks", "usable_blocks", "block_tokens", "tokens", "bytes", "state_slots", "source"):
         found[f"pool {name.replace('_', ' ')}"] = _join(getattr(leg.pool, name) if leg.pool else None for leg in legs)
+    found["pool state bytes"] = _join(_state_bytes(leg) for leg in legs)
     for key in sorted({key for leg in legs for key in leg.config}):
         found[f"config {key}"] = _join(leg.config.get(key) for leg in legs)
     for key in sorted({key for leg in legs for key in leg.env}):
@@ -124,6 +125,12 @@ def _facts(
     inexpressible = list(dict.fromkeys(text for leg in legs for text in leg.inexpressible))
     found["cannot express"] = "; ".join(inexpressible) or "nothing"
     return found
+
+
+def _state_bytes(leg: LegRow) -> int | None:
+    """Bytes of the recurrent-state slots beside the pool, where the engine's log gives them; None for a pool without."""
+    parts = [v for name, v in leg.figures.items() if name.startswith("state_") and name.endswith("_bytes") and v is not None]
+    return round(sum(parts)) if parts and leg.pool and leg.pool.state_slots else None
 
 
 def _few(hashes: set[str]) -> str | None:

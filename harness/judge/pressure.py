@@ -47,6 +47,7 @@ class PressureRow(JudgeRow, frozen=True, kw_only=True):
     settle_reason: str | None = None
     ttft_s: float | None = None
     ttft_reason: str | None = None
+    ttft_kind: str | None = None
     cached_tokens: int | None = None
     prefix: str = "none"
     """Cached part of the prompt: "none", "some" (below half), "large", or "unknown"."""
@@ -143,6 +144,7 @@ def _row(
         settle_reason=None if settle is not None else (cell.settle_reason or "no sample after the engine went idle"),
         ttft_s=ttft,
         ttft_reason=None if ttft is not None else "no request has a first token",
+        ttft_kind=judged.ttft_kind,
         cached_tokens=most_cached,
         prefix=_prefix(most_cached, asked),
         preemptions=judged.preemptions,

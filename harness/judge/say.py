@@ -1,4 +1,4 @@
-"""What a verdict says in words: claims no wider than the measurement, what was not measured, what would widen it."""
+"""What a verdict says in words: claims no wider than the measurement, what would widen them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from evenhand.judge.difference import width
 from evenhand.judge.equality import Comparison
-from evenhand.judge.gaps import Gap, told
 from evenhand.judge.gpu import GpuSummary
 from evenhand.judge.ladder import LadderRow
 from evenhand.judge.outputs import OutputsResult
@@ -80,51 +79,6 @@ def notes(
     if not any(summaries):
         found.append("GPU clocks: not observed (no device was watched)")
     return list(dict.fromkeys([*found, *warnings, *missing]))
-
-
-def not_measured(
-    run: RunView,
-    rules: Sequence[Rule],
-    cells: Sequence[LadderRow],
-    paired: Sequence[PairedPressure],
-    outputs: OutputsResult | None,
-    summaries: Sequence[Sequence[GpuSummary]],
-    missing: Sequence[Gap] = (),
-) -> list[str]:
-    """What this run says nothing about. `missing`: planned cells without figures, expected or not."""
-    scenario = run.manifest.scenario
-    kinds = {r.kind for r in rules}
-    found = [f"{text} (as expected)" for text in told([gap for gap in missing if gap.expected])]
-    found += told([gap for gap in missing if not gap.expected])
-    if "outputs" not in kinds:
-        found.append("outputs: no rule asked for them to be equal")
-    if "timing" not in kinds:
-        found.append("speed: no timing rule was asked")
-    if "pool" not in kinds:
-        found.append("pool pressure: no rule was asked")
-    elif paired and not all(p.exact for p in paired):
-        why = next((p.exact_reason for p in paired if p.exact_reason), "there was no probe")
-        found.append(f"exact pool peaks: {why}, sampled peaks are lower bounds")
-    if {"ladder", "pressure"} <= {r.kind for r in cells}:
-        if "timing" in kinds:
-            found.append("times of the long prompts: the timing rules looked at the ladder")
-        if "pool" in kinds:
-            found.append("the pool under concurrency: the pool rule looked at the long prompts")
-    if not scenario.get("ladder"):
-        found.append("concurrency: requests ran one at a time")
-    else:
-        found.append(f"concurrency above {max(scenario['ladder'].get('concurrency') or [0])}")
-    prompts = [r.prompt_tokens for r in cells if r.prompt_tokens]
-    if prompts:
-        found.append(f"prompts longer than {max(prompts)} tokens")
-    if not scenario.get("reuse"):
-        found.append("prefix reuse: every prompt was cold")
-    if not any(summaries):
-        found.append("GPU clocks, power and memory")
-    if outputs and outputs.control_compared is None:
-        found.append("a control: the baseline was not compared with itself")
-    found.append("sampling above temperature 0, other models, other machines")
-    return found
 
 
 def widen(

@@ -44,7 +44,7 @@ def gallery(judged: Judged) -> Iterator[Shown]:
         yield Shown(
             slug="ladder-throughput",
             title="Throughput against speed per stream",
-            caption="Total tokens/s over 1 / median TPOT, a point a rung; up and to the right is better.",
+            caption="Total tokens/s against 1 / median TPOT, a point a rung; up and to the right is better.",
             figure=plots.ladder_throughput(curves, notes=notes),
         )
         yield Shown(
@@ -118,17 +118,24 @@ def _pool(judged: Judged, notes: list[str]) -> Iterator[Shown]:
         return
     sizes = {leg.pool.block_tokens if leg.pool else None for leg in (legs[row.leg] for row in rows)}
     in_blocks = len(sizes) == 1 and all(_usable(legs[row.leg]) for row in rows)
+    pair = _pair(rows, judged.arms)
     panels = []
     for cell in dict.fromkeys(row.cell for row in sorted(rows, key=lambda row: row.prompt_tokens)):
-        mine = [row for arm in judged.arms if (row := _highest(rows, cell, arm)) is not None]
+        shown = [row for row in rows if row.cell == cell and row.pair == pair]
+        mine = [row for arm in judged.arms if (row := _highest(shown, arm)) is not None]
+        if not mine:
+            continue
         lines = [_usage(judged, row, legs[row.leg], cells[row.leg, row.cell, 0], in_blocks) for row in mine]
         step = 1.0 if in_blocks else max((100 * row.quantum_share for row in mine if row.quantum_share), default=0.0)
         panels.append(PoolPanel(prompt_tokens=mine[0].prompt_tokens, lines=lines, quantum=step))
     said = list(notes)
     if not in_blocks:
         said.insert(0, "Each arm in % of its own pool; their pools differ, so heights do not compare across arms.")
+    if len(judged.arms) > 1:
+        said.insert(0, "Times are not compared here: one boot of each arm is drawn.")
     if any(len({r.leg for r in rows if r.arm == arm}) > 1 for arm in judged.arms):
-        said.insert(0, "Of each arm the boot with the highest peak; all boots are in the table.")
+        which = "Of each arm the boot with the highest peak" if pair is None else f"The boots of pair {pair}"
+        said.insert(0, f"{which}; all boots are in the table.")
     yield Shown(
         slug="pool",
         title="Pool use over time, by prompt length",
@@ -141,8 +148,17 @@ def _usable(leg: LegRow) -> int | None:
     return blocks_of(1.0, leg.pool)
 
 
-def _highest(rows: Sequence[PressureRow], cell: str, arm: str) -> PressureRow | None:
-    mine = [row for row in rows if row.cell == cell and row.arm == arm]
+def _pair(rows: Sequence[PressureRow], arms: Sequence[str]) -> int | None:
+    """The first boot pair in which every arm has figures: boots that ran one after the other. None in a plain run."""
+    ran: dict[int, set[str]] = {}
+    for row in rows:
+        if row.pair is not None:
+            ran.setdefault(row.pair, set()).add(row.arm)
+    return next((pair for pair in sorted(ran) if len(ran[pair]) == len(arms)), min(ran, default=None))
+
+
+def _highest(rows: Sequence[PressureRow], arm: str) -> PressureRow | None:
+    mine = [row for row in rows if row.arm == arm]
     # of boots with the same exact peak the one that was sampled best
     return max(mine, key=lambda row: (row.blocks or 0, -(row.unsampled_share or 0.0), row.peak_share or 0.0), default=None)
 
@@ -304,7 +320,7 @@ def _gpu(judged: Judged) -> list[GpuTrace]:
             # cells may be of an earlier boot than the leg's row tells of; its sampling began when that was ready
             first = [row for row in mine if leg and leg.start_ns is not None and row.t_ns < leg.start_ns]
             origin = leg.ready_ns if leg and leg.ready_ns is not None and not first else mine[0].t_ns
-            mine = first or mine
+            mine = first or [row for row in mine if row.t_ns >= origin]
             traces.append(
                 GpuTrace(
                     name=arm if len(devices) == 1 else f"{arm}, device {device}",

@@ -234,7 +234,8 @@ def _build(manifest: Manifest, leg: LegRow) -> str:
 def _setting(manifest: Manifest) -> str:
     scenario = manifest.scenario
     workload = [scenario.get(key) for key in ("model", "ladder", "pressure", "seats", "context", "draft", "pool", "prompts")]
-    machine = [manifest.machine.get(key) for key in ("cpu", "cores", "gpu")]
+    gpus = [gpu.get("name") for gpu in manifest.machine.get("gpus") or ()]  # not which one of them: a model is a machine
+    machine = [*(manifest.machine.get(key) for key in ("cpu", "cores")), gpus]
     return msgspec.json.encode((scenario.get("name"), workload, machine), order="sorted").decode()
 
 

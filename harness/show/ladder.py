@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evenhand.judge.ladder import LadderRow
+from evenhand.show.meaning import BLOCKS, PoolUnit, stamp_notes
 from evenhand.show.table import Column, Table, milli, number, percent, whole
 
 COLUMNS = (
@@ -14,34 +15,37 @@ COLUMNS = (
     Column("ok/failed"),
     Column("tokens/s"),
     Column("TTFT p50", "ms"),
-    Column("TTFT p95", "ms", spare=True),
+    Column("TTFT p95", "ms", spare=2),
     Column("TPOT p50", "ms"),
-    Column("run"),
-    Column("wait", spare=True),
-    Column("preempt", spare=True),
+    Column("run", spare=1),
+    Column("wait", spare=2),
+    Column("preempt", spare=2),
     Column("pool", "%"),
-    Column("blocks", spare=True),
-    Column("cached", "%", spare=True),
-    Column("accept", "%"),
-    Column("lag p99", "ms", spare=True),
+    Column("blocks", spare=2),
+    Column("cached", "%", spare=2),
+    Column("accept", "%", spare=2),
+    Column("lag p99", "ms", spare=2),
     Column("outcome", "", "left"),
 )
 
-LEGEND = (
-    "run, wait, pool, blocks: the most that any sample of /metrics showed (requests running, waiting; use of the cache pool)"
-)
+LEGEND = "run, wait, pool: the most that any sample of /metrics showed (requests running, waiting; use of the cache pool)"
 
 
-def ladder_table(rows: Sequence[LadderRow], simulated: bool, notes: Sequence[str] = ()) -> Table:
+def ladder_table(rows: Sequence[LadderRow], simulated: bool, unit: PoolUnit = BLOCKS) -> Table:
     """One line per arm and rung, in the order of concurrency, then of arms. Cells without figures show none."""
     order = {arm: n for n, arm in enumerate(dict.fromkeys(row.arm for row in rows))}
     ordered = sorted(rows, key=lambda row: (row.concurrency, order[row.arm], row.legs, row.repeat))
     several = len({(row.arm, row.cell) for row in rows}) < len(rows)
     return Table(
         title="Concurrency ladder",
-        columns=COLUMNS,
-        rows=[_line(row, _leg(row) if several else "-") for row in ordered],
-        notes=[*([LEGEND] if any(row.peak_running is not None for row in rows) else []), *_row_notes(ordered), *notes],
+        columns=[Column("pool", "tokens", spare=2) if c.name == "blocks" and unit.block_tokens else c for c in COLUMNS],
+        rows=[_line(row, _leg(row) if several else "-", unit) for row in ordered],
+        notes=[
+            *([LEGEND] if any(row.peak_running is not None for row in rows) else []),
+            *(unit.notes if any(row.peak_pool_share is not None for row in rows) else []),
+            *stamp_notes(ordered),
+            *_row_notes(ordered),
+        ],
         simulated=simulated,
     )
 
@@ -51,7 +55,7 @@ def _leg(row: LadderRow) -> str:
     return ", ".join(map(str, row.legs)) + ("" if not row.repeat else f" pass {row.repeat + 1}")
 
 
-def _line(row: LadderRow, leg: str) -> list[str]:
+def _line(row: LadderRow, leg: str, unit: PoolUnit) -> list[str]:
     shown = row.has_figures
     asked = row.ok + row.failed + row.interrupted
     figures = [
@@ -63,7 +67,7 @@ def _line(row: LadderRow, leg: str) -> list[str]:
         whole(row.peak_waiting),
         whole(row.preemptions),
         percent(row.peak_pool_share),
-        whole(row.peak_pool_blocks),
+        whole(unit.of(row.legs[0], row.peak_pool_blocks)),
         percent(row.cached_share),
         percent(row.acceptance),
         milli(row.lag_p99_s),

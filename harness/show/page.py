@@ -1,65 +1,29 @@
-"""What a report holds, in the order in which it is read, and the page made of it. The template escapes everything."""
+"""What a report says, and the HTML page made of it. The template escapes everything."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from evenhand.judge.arms import different_work, ranking
-from evenhand.judge.devices import device_rows
-from evenhand.judge.reuse import reuse_rows
 from evenhand.records import HAS_FIGURES
-from evenhand.show.console import outcome_lines
 from evenhand.show.judged import Judged
-from evenhand.show.ladder import ladder_table
-from evenhand.show.prediction import prediction_table
-from evenhand.show.pressure import pressure_table
+from evenhand.show.outcome import outcome_of
 from evenhand.show.repeat import commands, engine_commands, scenario_note
+from evenhand.show.sections import FOLDED, Section, run_sections, verdict_sections
 from evenhand.show.table import SIMULATED, Table, clean, number, visible
-from evenhand.show.tables import (
-    DETAIL,
-    client_table,
-    device_cells_table,
-    ledger_table,
-    refusal_table,
-    reuse_table,
-)
-from evenhand.show.unmeasured import unmeasured
-from evenhand.show.verdict_md import claimed, status_line
-from evenhand.show.verdict_tables import (
-    box_table,
-    configuration_table,
-    device_table,
-    divergence_table,
-    memory_table,
-    outputs_table,
-    paired_tables,
-    rules_table,
-    timing_table,
-)
+from evenhand.show.verdict_md import claimed, reason_lines, remark_lines, status_line
+from evenhand.show.verdict_tables import box_table
 
-FOLDED = "Effective configuration and environment"
-"""Title of the table that a page shows only when asked."""
 LOG_LINES = 200
 LOG_CHARACTERS = 24_000
 LOGS_CHARACTERS = 800_000
 """All logs together: a page must open from a mail attachment."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """A heading with its tables and the pictures that belong to them."""
-
-    slug: str
-    title: str
-    tables: list[Table] = []
-    pictures: list[str] = []
-    """Slugs of the gallery."""
 
 
 class Log(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,26 +64,28 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     logs: list[Log]
 
 
-def page_of(judged: Judged, broken: Sequence[str] = ()) -> Page:
-    """Everything a report says about a run. `broken`: what is wrong with its seal, one sentence each."""
+def page_of(judged: Judged) -> Page:
+    """Everything a report says about a run."""
     run, verdict = judged.run, judged.verdict
     manifest = run.manifest
-    lines, code = outcome_lines(judged.rows, manifest.scenario.get("expect", {}))
+    lines, code = outcome_of(judged)
     cells = [cell for cell in run.cells if cell.kind != "warmup"]
-    planned = sum(len(leg.get("cells", ())) for leg in manifest.plan.get("legs", ())) or len(cells)
-    measured = sum(row.outcome in HAS_FIGURES for row in judged.rows)
     alarms = []
     if run.partial:
-        alarms.append(f"Partial: the run is marked {manifest.status}; {len(cells)} of {planned} planned cells have a row.")
-    alarms += [f"The {text.removeprefix('the ')}." for text in broken]
+        alarms.append(
+            f"Partial: the run is marked {manifest.status}; {len(cells)} of {judged.planned} planned cells have a row."
+        )
+    alarms += [f"The {text.removeprefix('the ')}." for text in judged.broken]
     status: str
     if verdict is not None:
         status, line = verdict.status, status_line(verdict)
     else:
-        status = "partial" if run.partial else ("complete" if code == 0 and cells else "incomplete")
-        line = f"{status}: {measured} of {planned} cells have figures"
+        status = "partial" if run.partial else ("complete" if code == 0 else "incomplete")
+        measured = sum(row.outcome in HAS_FIGURES for row in judged.rows)
+        line = f"{status}: {measured} of {judged.planned} cells have figures"
         expected = sum(text.startswith("as expected") for text in lines)
         line += f", {expected} more ended as the scenario expects" if expected else ""
+        lines = [text for text in lines if text not in judged.broken and not text.startswith("partial: ")]
     begin, found = claimed(verdict) if verdict else ("", _ranked(judged))
     return Page(
         run=manifest.run,
@@ -132,11 +98,11 @@ def page_of(judged: Judged, broken: Sequence[str] = ()) -> Page:
         alarms=alarms,
         found=found,
         found_for=begin,
-        reasons=[f"{reason.text} ({reason.scope})" for reason in verdict.reasons] if verdict else [*_limited(judged), *lines],
-        sections=_sections(judged),
-        not_measured=list(verdict.not_measured) if verdict else unmeasured(judged),
+        reasons=reason_lines(verdict) if verdict else [*_limited(judged), *lines],
+        sections=[*(verdict_sections(verdict) if verdict else []), *run_sections(judged)],
+        not_measured=judged.not_measured,
         widen=list(verdict.widen) if verdict else [],
-        notes=list(verdict.notes) if verdict else [],
+        notes=[*remark_lines(verdict), *verdict.notes] if verdict else [],
         commands=commands(manifest),
         scenario_note=scenario_note(manifest),
         engines=engine_commands(run.legs),
@@ -163,56 +129,6 @@ def _limited(judged: Judged) -> list[str]:
         if row.outcome in ("clamped", "queued"):
             said.setdefault(f"{row.arm}: {row.outcome}, {row.reason}", []).append(str(row.concurrency))
     return [f"{text} (concurrency {', '.join(dict.fromkeys(rungs))})" for text, rungs in said.items()]
-
-
-def _sections(judged: Judged) -> list[Section]:
-    verdict, simulated, run = judged.verdict, judged.simulated, judged.run
-    sections = []
-    if verdict is not None:
-        sections += [
-            Section(slug="rules", title="Rules", tables=_some(rules_table(verdict), configuration_table(verdict))),
-            Section(slug="paired", title="Pool pressure, paired", tables=paired_tables(verdict)),
-            Section(
-                slug="outputs",
-                title="Outputs",
-                tables=_some(outputs_table(verdict), divergence_table(verdict)),
-                pictures=["divergence"],
-            ),
-            Section(slug="timing", title="Timing", tables=_some(timing_table(verdict)), pictures=["paired-differences"]),
-        ]
-    ladder = ladder_table(judged.ladder, simulated) if judged.ladder else None
-    pressure = pressure_table(judged.pressure, simulated) if judged.pressure else None
-    devices = _some(device_table(verdict), memory_table(verdict)) if verdict else []
-    devices += _some(device_cells_table(device_rows(run, judged.ladder), simulated))
-    return [
-        *sections,
-        Section(slug="ladder", title="Ladder", tables=_some(ladder), pictures=["ladder-throughput", "ladder-ttft"]),
-        Section(
-            slug="pressure",
-            title="Pool pressure",
-            tables=_some(pressure, prediction_table(judged.predicted, simulated)),
-            pictures=["pool", "retained-states"],
-        ),
-        Section(slug="reuse", title="Prefix reuse", tables=_some(reuse_table(reuse_rows(run), simulated))),
-        Section(slug="refusals", title="Refusals", tables=_some(refusal_table(run.legs, simulated))),
-        Section(slug="ledger", title="Fairness", tables=_ledger(judged)),
-        Section(slug="devices", title="Devices", tables=devices, pictures=["gpu"]),
-        Section(slug="client", title="Client", tables=_some(client_table(run.cells, simulated, rows=judged.ladder))),
-    ]
-
-
-def _ledger(judged: Judged) -> list[Table]:
-    """The ledger in two: facts that people compare, and the effective configuration, which is long and folded."""
-    detail = [row for row in judged.ledger if row.name.startswith(DETAIL)]
-    facts = ledger_table([row for row in judged.ledger if row not in detail], judged.simulated)
-    rest = ledger_table(detail, judged.simulated)
-    if rest is not None:
-        rest = msgspec.structs.replace(rest, title=FOLDED)
-    return _some(facts, rest)
-
-
-def _some(*tables: Table | None) -> list[Table]:
-    return [table for table in tables if table is not None]
 
 
 def _logs(judged: Judged) -> list[Log]:

@@ -110,11 +110,10 @@ _FILL = {"ok": None, "queued": "white", "clamped": "#bfbfbf"}
 
 @styled
 def ladder_throughput(curves: Sequence[LadderCurve], *, notes: Sequence[str] = ()) -> Figure:
-    """Total tokens/s against tokens/s per stream, a point a rung; up and right is better. Rungs without figures are listed."""
+    """Total tokens/s against those of a stream while it decodes, a point a rung; rungs without figures are listed."""
     figure, (axis,) = grid(1, 1, row_in=4.0)
     names = [curve.name for curve in curves]
-    leftmost = min(curves, key=_mean_stream_tps, default=None)
-    labels: list[tuple[str, float, float, bool, str]] = []
+    labels: list[tuple[str, float, float, str]] = []
     for curve in curves:
         style = look(names, curve.name)
         points = [(p, p.stream_tps, p.total_tps) for p in sorted(curve.points, key=lambda p: p.concurrency)]
@@ -123,7 +122,6 @@ def ladder_throughput(curves: Sequence[LadderCurve], *, notes: Sequence[str] = (
             [math.nan if x is None or y is None else y for _, x, y in points],
             **{**style, "marker": ""},
         )
-        outside = len(curves) > 1 and curve is leftmost
         drawn = [point for point, x, y in points if x is not None and y is not None]
         ends = (*drawn[:1], *drawn[-1:])
         for point, x, y in points:
@@ -131,41 +129,53 @@ def ladder_throughput(curves: Sequence[LadderCurve], *, notes: Sequence[str] = (
                 continue
             _mark(axis, x, y, style, point.outcome)
             if len(curves) <= 3 or point in ends:
-                labels.append((str(point.concurrency), x, y, outside, style["color"]))
+                labels.append((str(point.concurrency), x, y, style["color"]))
     axis.margins(0.08)
-    # lines close together and far from zero are spread out; the ticks say where they are
-    near = [point.stream_tps for curve in curves for point in curve.points if point.stream_tps is not None]
-    if not near or min(near) < 0.5 * max(near):
-        axis.set_xlim(left=0)
-    elif max(near) < 1.1 * min(near):  # a difference of a per cent must not look like one of a half
-        axis.set_xlim(0.9 * min(near), 1.1 * max(near))
+    known = [x for _, x, *_ in labels] or [1.0]
+    axis.set_xlim(0, 1.08 * max(known))  # a difference of a per cent must not look like one of a half
     axis.set_ylim(bottom=0)
     _label(axis, labels)
-    plain(axis, x="tokens/s per stream", y="tokens/s in total")
+    plain(axis, x="decode tokens/s per stream (1/TPOT)", y="tokens/s in total")
     legend(figure, [*((_handle(look(names, name)), name) for name in names), *_outcome_entries(curves)])
     footer(figure, ["Figures at the points: concurrency.", *_without_figures(curves), *notes])
     return figure
 
 
-def _label(axis: Axes, labels: Sequence[tuple[str, float, float, bool, str]]) -> None:
-    """Concurrency beside the points; a label that would lie on another is left out, since its neighbours tell the order."""
+def _label(axis: Axes, labels: Sequence[tuple[str, float, float, str]]) -> None:
+    """Concurrency beside every point, clear of other labels and points; points of one rung that coincide share one."""
     (left, right), (bottom, top) = axis.get_xlim(), axis.get_ylim()
-    placed: list[tuple[float, float]] = []
-    for text, x, y, outside, color in labels:
-        dx, dy = (-6, -5) if outside else (6, 4)
-        at = ((x - left) / (right - left) * 460 + 2 * dx, (y - bottom) / (top - bottom) * 250 + 2 * dy)  # points, roughly
-        if any(abs(at[0] - px) < 14 and abs(at[1] - py) < 10 for px, py in placed):
+    # in points, roughly: a label is about 12 wide and 9 high
+    at = [((x - left) / (right - left) * 460, (y - bottom) / (top - bottom) * 250) for _, x, y, _ in labels]
+    taken = [(x, y, 4.0) for x, y in at]
+    shared: dict[int, int] = {}
+    for i, (text, *_) in enumerate(labels):
+        near = (j for j in range(i) if labels[j][0] == text and math.dist(at[i], at[j]) < 14)
+        shared[i] = next((shared[j] for j in near), i)
+    for i, (text, x, y, color) in enumerate(labels):
+        if shared[i] != i:
             continue
-        placed.append(at)
+        room = {
+            spot: min(_apart(at[i], spot, other) for j, other in enumerate(taken) if j != i or len(taken) == 1)
+            for spot in _SPOTS
+        }
+        spot = next((spot for spot, free in room.items() if free >= 1), max(room, key=lambda s: room[s]))
+        taken.append((at[i][0] + spot[0], at[i][1] + spot[1], 12.0))
+        alone = sum(owner == i for owner in shared.values()) == 1
         axis.annotate(
-            text, (x, y), xytext=(dx, dy), textcoords="offset points", ha="right" if outside else "left",
-            va="top" if outside else "bottom", color=color, fontsize=7.5, zorder=5,
+            text, (x, y), xytext=spot, textcoords="offset points", ha="center", va="center", color=color if alone else INK,
+            fontsize=7.5, zorder=5,
         )  # fmt: skip
 
 
-def _mean_stream_tps(curve: LadderCurve) -> float:
-    known = [point.stream_tps for point in curve.points if point.stream_tps is not None]
-    return sum(known) / len(known) if known else math.inf
+_SPOTS = ((9, 7), (-9, 7), (9, -8), (-9, -8), (0, 11), (0, -12), (14, 0), (-14, 0), (16, 14), (-16, -14), (16, -14), (-16, 14))
+"""Where a label may lie, in points from its mark, best first."""
+
+
+def _apart(point: tuple[float, float], spot: tuple[int, int], other: tuple[float, float, float]) -> float:
+    """Distance of a label to a point (size 4) or a label (size 12), 1 where they touch."""
+    x, y, size = other
+    wide, high = (12.0, 9.0) if size > 4 else (9.0, 7.0)
+    return max(abs(point[0] + spot[0] - x) / wide, abs(point[1] + spot[1] - y) / high)
 
 
 @styled
@@ -399,6 +409,7 @@ def gpu(traces: Sequence[GpuTrace], *, notes: Sequence[str] = ()) -> Figure | No
     figure, axes = grid(len(shown), 1, row_in=1.7, sharex=True)
     names = [trace.name for trace in traces]
     for axis, (field, label, scale) in zip(axes, shown, strict=True):
+        ys = [value / scale for trace in traces for value in getattr(trace, field) if value is not None]
         for trace in traces:
             values = getattr(trace, field)
             if not any(value is not None for value in values):
@@ -410,6 +421,8 @@ def gpu(traces: Sequence[GpuTrace], *, notes: Sequence[str] = ()) -> Figure | No
             axis.plot([x for x, _ in cut.lone], [v for _, v in cut.lone], **{**style, "linestyle": ""})
         plain(axis, x="time since the leg was ready, s" if axis is axes[-1] else "", y=label)
         axis.margins(x=0.02)
+        if field != "clock_mhz":  # what is used has a zero, and a change of little must look little
+            axis.set_ylim(0, 1.1 * max(ys) or 1.0)
     missing = [label.split(",")[0] for field, label, _ in kinds if field not in {kind[0] for kind in shown}]
     legend(figure, [(_handle(look(names, name)), name) for name in dict.fromkeys(names)])
     footer(figure, [*([f"Not observed: {', '.join(missing)}."] if missing else []), *notes])

@@ -60,7 +60,7 @@ def _seats(made: Prediction) -> Table:
             Column("engine", "", "left"),
             Column("outcome", "", "left"),
             Column("block", "tokens"),
-            Column("padding", "%", spare=True),
+            Column("padding", "%", spare=1),
             Column("pool", "blocks"),
             Column("slots", "per seat"),
             Column("state", "GiB needed"),
@@ -100,14 +100,14 @@ def _reason(row: EngineForecast) -> str:
 def _prompts(row: EngineForecast, groups: int) -> Table:
     unified = row.unified and groups > 0
     states = (
-        Column("attention", "blocks", spare=True),
-        Column("states", "unpatched", spare=True),
+        Column("attention", "blocks", spare=1),
+        Column("states", "unpatched", spare=1),
         Column("peak", "unpatched"),
-        Column("states", "patched", spare=True),
+        Column("states", "patched", spare=1),
         Column("peak", "patched"),
         Column("change", "%"),
-        Column("plateau", "un- / patched", spare=True),
-        Column("follow-up", "cached tokens", spare=True),
+        Column("plateau", "un- / patched", spare=1),
+        Column("follow-up", "cached tokens", spare=1),
     )
     notes = [
         f"{prompt.prompt_tokens:,} tokens: retained states per group {_series(prompt.retained_unpatched)} unpatched against "
@@ -208,8 +208,14 @@ def _comparison_notes(found: Comparison) -> list[str]:
         if row.predicted_blocks is None:
             reasons.setdefault(row.reason or "no prediction", []).append(row.arm)
     notes = [f"{', '.join(dict.fromkeys(arms))}: not predicted, {reason}" for reason, arms in reasons.items()]
-    notes += [f"{finding.name}: {_ANY_LEG.sub('', finding.text)}" for finding in found.findings]
-    return list(dict.fromkeys(notes))
+    alike: dict[tuple[str, str], list[str]] = {}
+    for finding in found.findings:
+        text = _ANY_LEG.sub("", finding.text)
+        alike.setdefault((finding.name, text.partition(",")[0]), []).append(text)
+    for (name, _), texts in alike.items():
+        last = list(dict.fromkeys(texts))
+        notes.append(f"{name}: {last[-1]}" + (f" ({len(last) - 1} more like it)" if len(last) > 1 else ""))
+    return notes
 
 
 _ANY_LEG = re.compile(r", leg \d+(?=[,:])")

@@ -4,38 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from evenhand.judge.pressure import PressureRow
+from evenhand.show.meaning import BLOCKS, PoolUnit, stamp_notes
 from evenhand.show.table import Column, Table, milli, number, percent, whole
 
 COLUMNS = (
     Column("arm", "", "left"),
     Column("leg"),
     Column("prompt", "tokens"),
-    Column("output", "tokens", spare=True),
-    Column("peak", "%", spare=True),
+    Column("output", "tokens", spare=1),
+    Column("peak", "%", spare=1),
     Column("sampled", "blocks"),
     Column("exact", "blocks"),
-    Column("at step", spare=True),
-    Column("missed", "blocks", spare=True),
-    Column("samples", spare=True),
-    Column("gap", "ms", spare=True),
-    Column("settle", "%", spare=True),
+    Column("at step", spare=1),
+    Column("missed", "blocks", spare=1),
+    Column("samples", spare=1),
+    Column("gap", "ms", spare=1),
+    Column("settle", "%", spare=1),
     Column("TTFT", "ms"),
     Column("retained states", "", "left"),
     Column("outcome", "", "left"),
 )
 
 
-def pressure_table(rows: Sequence[PressureRow], simulated: bool, notes: Sequence[str] = ()) -> Table:
+def pressure_table(rows: Sequence[PressureRow], simulated: bool, unit: PoolUnit = BLOCKS) -> Table:
     """One line per prompt length, arm and boot."""
     order = {arm: n for n, arm in enumerate(dict.fromkeys(row.arm for row in rows))}
     several = len({(row.arm, row.cell) for row in rows}) < len(rows)
     ordered = sorted(rows, key=lambda row: (row.prompt_tokens, order[row.arm], row.leg, row.repeat))
     return Table(
         title="Peak pool pressure of long prompts",
-        columns=COLUMNS,
-        rows=[_line(row, _leg(row) if several else "-") for row in ordered],
-        notes=[*_notes(ordered), *notes],
+        columns=[msgspec.structs.replace(c, unit=unit.name) if c.unit == "blocks" else c for c in COLUMNS],
+        rows=[_line(row, _leg(row) if several else "-", unit) for row in ordered],
+        notes=[*_notes(ordered), *unit.notes, *stamp_notes(ordered)],
         simulated=simulated,
     )
 
@@ -51,17 +54,17 @@ def _leg(row: PressureRow) -> str:
     return f"{row.leg}" + ("" if not row.repeat else f" pass {row.repeat + 1}")
 
 
-def _line(row: PressureRow, leg: str) -> list[str]:
+def _line(row: PressureRow, leg: str, unit: PoolUnit) -> list[str]:
     head = [row.arm, leg, whole(row.prompt_tokens), whole(row.output_tokens)]
     if not row.has_figures:
         return [*head, *["-"] * (len(COLUMNS) - 5), row.outcome]
     return [
         *head,
         percent(row.peak_share),
-        whole(row.peak_blocks),
-        whole(row.exact_blocks),
+        whole(unit.of(row.leg, row.peak_blocks)),
+        whole(unit.of(row.leg, row.exact_blocks)),
         whole(row.exact_step),
-        whole(row.missed_blocks),
+        whole(unit.of(row.leg, row.missed_blocks)),
         whole(row.samples),
         milli(row.largest_gap_s),
         percent(row.settle_share),

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from evenhand.show.gallery import gallery
 from evenhand.show.inline import inline_picture
-from evenhand.show.judged import Judged, judge_run
+from evenhand.show.judged import Judged, judge_folder
 from evenhand.show.page import Page, page_of, render
-from evenhand.show.seal import broken_seal
+from evenhand.show.sections import FOLDED
 from evenhand.show.style import save
-from evenhand.show.table import SIMULATED, Table, as_csv, as_markdown, escape
-from evenhand.show.verdict_md import fenced, verdict_markdown
-from evenhand.store import StoreError, open_run, safe_name, write_atomic
+from evenhand.show.table import SIMULATED, as_csv, as_markdown, escape, file_names
+from evenhand.show.verdict_md import fenced, folded, folded_table, placeless
+from evenhand.store import StoreError, safe_name, write_atomic
 
 
 def report(runs: Sequence[Path], out: Path, fixed_arms: Sequence[str] = ()) -> list[Path]:
@@ -24,15 +23,13 @@ def report(runs: Sequence[Path], out: Path, fixed_arms: Sequence[str] = ()) -> l
     """
     pages = []
     for path in runs:
-        run = open_run(path)
         folder = out / safe_name(path.resolve().name)
         if folder.resolve() == path.resolve():
             raise StoreError(f"{folder} is the run itself; choose another folder with --out")
-        broken = broken_seal(run)
-        judged = judge_run(run, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), fixed_arms, broken)
+        judged = judge_folder(path, fixed_arms)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            pages.append(write_report(judged, page_of(judged, broken), folder))
+            pages.append(write_report(judged, page_of(judged), folder))
         except OSError as error:
             raise StoreError(f"cannot write a report to {folder}: {error.strerror or error}") from error
     return pages
@@ -45,43 +42,35 @@ def write_report(judged: Judged, page: Page, folder: Path) -> Path:
         svg, png = save(shown.figure, folder / shown.slug)
         alt = f"{shown.title}. {shown.caption}" + (f" {SIMULATED}." if judged.simulated else "")
         pictures[shown.slug] = (shown.title, shown.caption, inline_picture(svg, png, shown.slug, alt))
-    names: dict[str, int] = {}
-    for section in page.sections:
-        for table in section.tables:
-            write_atomic(folder / f"{_file_name(table, names)}.csv", as_csv(table).encode())
-    write_atomic(folder / "report.md", markdown(judged, page, pictures).encode())
+    tables = [table for section in page.sections for table in section.tables]
+    for name, table in zip(file_names(tables), tables, strict=True):
+        write_atomic(folder / f"{name}.csv", as_csv(table).encode())
+    write_atomic(folder / "report.md", markdown(page, pictures).encode())
     html = folder / "report.html"
     write_atomic(html, render(page, pictures).encode())
     return html
 
 
-def _file_name(table: Table, names: dict[str, int]) -> str:
-    stem = "-".join("".join(c if c.isalnum() else " " for c in table.title.lower()).split())
-    names[stem] = names.get(stem, 0) + 1
-    return stem if names[stem] == 1 else f"{stem}-{names[stem]}"
-
-
-def markdown(judged: Judged, page: Page, pictures: dict[str, tuple[str, str, str]]) -> str:
-    """The report as Markdown; pictures are linked as files beside it. A gate begins with its comment."""
-    if judged.verdict is not None:
-        parts = [verdict_markdown(judged.verdict, judged.run.manifest, judged.run.legs).rstrip()]
-    else:
-        parts = [f"## evenhand: {escape(page.scenario)}", f"**{escape(page.line)}**"]
-        parts += [f"*{SIMULATED}*"] if page.simulated else []
-        parts += [_list([*page.found, *page.reasons])] if page.found or page.reasons else []
-    parts[1:1] = [f"**{escape(alarm)}**" for alarm in page.alarms]
+def markdown(page: Page, pictures: dict[str, tuple[str, str, str]]) -> str:
+    """The page as Markdown but for its logs; pictures are linked as files beside it."""
+    parts = [f"## evenhand: {escape(page.scenario)}", f"**{escape(page.line)}**"]
+    parts += [f"*{SIMULATED}*"] if page.simulated else []
+    parts += [f"**{escape(alarm)}**" for alarm in page.alarms]
+    parts += [f"{escape(page.found_for.removeprefix(f'{SIMULATED}: '))}:"] if page.found_for else []
+    parts += [_list([*page.found, *page.reasons])] if page.found or page.reasons else []
     for section in page.sections:
-        if judged.verdict is None:
-            parts += [as_markdown(table) for table in section.tables]
+        parts += [folded_table(table) if table.title == FOLDED else as_markdown(table) for table in section.tables]
         for slug in section.pictures:
             if slug in pictures:
                 title, caption, _ = pictures[slug]
                 mark = f" *{SIMULATED}*" if page.simulated else ""
                 parts.append(f"![{title}]({slug}.svg)\n\n{caption}{mark}")
-    if judged.verdict is None:
-        parts += ["### What was not measured", _list(page.not_measured), "### How to repeat"]
-        parts += [fenced(page.commands), f"{escape(page.scenario_note)}."]
-    return "\n\n".join(parts) + "\n"
+    parts += ["### What was not measured", _list(page.not_measured)]
+    parts += ["### What would widen the claim", _list(page.widen)] if page.widen else []
+    parts += [folded("Notes", _list(page.notes))] if page.notes else []
+    parts += ["### How to repeat", fenced(page.commands), f"{escape(page.scenario_note)}."]
+    parts += [folded("Engine command lines", fenced(f"# {who}\n{line}" for who, line in page.engines))] if page.engines else []
+    return placeless("\n\n".join([*parts, folded_table(page.box)])) + "\n"
 
 
 def _list(items: Sequence[str]) -> str:

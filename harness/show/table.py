@@ -7,6 +7,7 @@ import io
 import shutil
 import unicodedata
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Literal
 
 import msgspec
@@ -20,8 +21,8 @@ class Column(msgspec.Struct, frozen=True):
     name: str
     unit: str = ""
     align: Literal["left", "right"] = "right"
-    spare: bool = False
-    """Left out where a terminal is too narrow for all columns."""
+    spare: int = 0
+    """Left out where a terminal is too narrow for all columns: the highest first, of equals the rightmost; 0 never."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,17 +58,14 @@ def terminal_width() -> int:
 
 
 def as_text(table: Table, width: int = 0) -> str:
-    """Aligned columns for a terminal. Columns without any figure are left out; with `width`, the last column is wrapped
-    and, where that is not enough, spare columns are left out from the right and named below.
+    """Aligned columns for a terminal. Columns without any figure are left out; with `width`, spare columns are left out
+    and named below, and where that is not enough columns of words are wrapped.
     """
     keep, narrow = _fitting(table, visible(table), width)
     columns = [table.columns[i] for i in keep]
     rows = [[clean(row[i]) for i in keep] for row in table.rows]
     units = any(column.unit for column in columns)
-    widths = [_breadth(table, i) for i in keep]
-    room = width - sum(widths[:-1]) - 2 * (len(widths) - 1) if width else 0
-    if width and columns[-1].align == "left" and widths[-1] > max(room, 24):
-        widths[-1] = max(room, 24)
+    widths = _wrapped([_breadth(table, i) for i in keep], columns, width)
 
     def line(cells: Sequence[str]) -> str:
         parts = [
@@ -76,26 +74,39 @@ def as_text(table: Table, width: int = 0) -> str:
         ]
         return "  ".join(parts).rstrip()
 
-    out = [table.heading, ""]
-    out.append(line([column.name for column in columns]))
+    def lines(cells: Sequence[str]) -> list[str]:
+        pieces = [wrap(cell, max(size, 1)) for cell, size in zip(cells, widths, strict=True)]
+        return [line(list(each)) for each in zip_longest(*pieces, fillvalue="")]
+
+    out = [table.heading, "", *lines([column.name for column in columns])]
     if units:
         out.append(line([column.unit for column in columns]))
     out.append("  ".join("-" * size for size in widths))
     for row in rows:
-        pieces = _wrap(row[-1], widths[-1])
-        out.append(line([*row[:-1], pieces[0]]))
-        out += [line([*[""] * (len(row) - 1), piece]) for piece in pieces[1:]]
+        out += lines(row)
     notes = [*table.notes, *narrow]
     if notes:
         out.append("")
         for note in notes:
-            out += _wrap(clean(note), width or 120, indent="  ")
+            out += wrap(clean(note), width or 120, indent="  ")
     return "\n".join(out)
 
 
 def _breadth(table: Table, i: int) -> int:
     column = table.columns[i]
     return max([len(column.name), len(column.unit), *(len(clean(row[i])) for row in table.rows)])
+
+
+def _wrapped(widths: list[int], columns: Sequence[Column], width: int) -> list[int]:
+    """Widths that fit: the widest column of words gives way first, down to 10."""
+    words = [i for i, column in enumerate(columns) if column.align == "left"]
+    least = {i: max(10, len(columns[i].unit)) for i in words}
+    for _ in range(max(0, sum(widths) + 2 * (len(widths) - 1) - width) if width else 0):
+        i = max((i for i in words if widths[i] > least[i]), key=lambda i: widths[i], default=None)
+        if i is None:
+            break
+        widths[i] -= 1
+    return widths
 
 
 def _fitting(table: Table, keep: list[int], width: int) -> tuple[list[int], list[str]]:
@@ -107,17 +118,18 @@ def _fitting(table: Table, keep: list[int], width: int) -> tuple[list[int], list
         ragged = min(_breadth(table, last), 24) if table.columns[last].align == "left" else _breadth(table, last)
         return sum(_breadth(table, i) for i in columns[:-1]) + ragged + 2 * (len(columns) - 1)
 
-    spare = [i for i in keep if table.columns[i].spare]
+    spare = sorted((i for i in keep if table.columns[i].spare), key=lambda i: (table.columns[i].spare, i))
     while width and spare and total([i for i in keep if i not in out]) > width:
         out.insert(0, spare.pop())
-    names = ", ".join(table.columns[i].name for i in out)
+    names = ", ".join(table.columns[i].name for i in sorted(out))
     return [i for i in keep if i not in out], [f"left out at {width} columns: {names}"] if out else []
 
 
-def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+def wrap(text: str, width: int, first: str = "", indent: str = "") -> list[str]:
+    """Lines of at most `width` columns."""
     import textwrap
 
-    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 def escape(cell: str) -> str:
@@ -141,6 +153,17 @@ def as_markdown(table: Table) -> str:
     if table.notes:
         out += ["", *(f"- {escape(note)}" for note in table.notes)]
     return "\n".join(out)
+
+
+def file_names(tables: Sequence[Table]) -> list[str]:
+    """A name for a file of each table, made of its title; of several with one title the later ones are numbered."""
+    seen: dict[str, int] = {}
+    names = []
+    for table in tables:
+        stem = "-".join("".join(c if c.isalnum() else " " for c in table.title.lower()).split())
+        seen[stem] = seen.get(stem, 0) + 1
+        names.append(stem if seen[stem] == 1 else f"{stem}-{seen[stem]}")
+    return names
 
 
 def as_csv(table: Table) -> str:

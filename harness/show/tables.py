@@ -10,6 +10,7 @@ from evenhand.judge.ladder import LadderRow
 from evenhand.judge.ledger import OBSERVED, LedgerRow
 from evenhand.judge.reuse import ReuseRow
 from evenhand.records import CellRow, Lag, LegRow
+from evenhand.show.meaning import state_note
 from evenhand.show.table import Column, Table, milli, number, percent, whole
 from evenhand.units import gib
 
@@ -88,17 +89,17 @@ def client_table(
         columns=(
             Column("arm", "", "left"),
             Column("cell", "", "left"),
-            Column("stamp", "", "left", spare=True),
+            Column("stamp", "", "left", spare=1),
             Column("events"),
-            Column("coalesced", spare=True),
+            Column("coalesced", spare=1),
             Column("lag p50", "ms"),
             Column("p99", "ms"),
             Column("max", "ms"),
             Column("CPU", "us/event"),
-            Column("turn-around", "ms", spare=True),
-            Column("of TPOT", "%", spare=True),
-            Column("send lag", "ms", spare=True),
-            Column("processes", spare=True),
+            Column("turn-around", "ms", spare=1),
+            Column("of TPOT", "%", spare=1),
+            Column("send lag", "ms", spare=1),
+            Column("processes", spare=1),
         ),
         rows=[_client_line(cell, cell.lag, shares.get((cell.leg, cell.cell, cell.repeat))) for cell in shown if cell.lag],
         notes=notes,
@@ -225,7 +226,7 @@ def across_table(comparisons: Sequence[equality.Comparison], simulated: bool) ->
             Column("same ids"),
         ),
         rows=rows,
-        notes=["different engines round differently, so greedy outputs part: this is reported and never judged"],
+        notes=["different engines round differently, so greedy outputs part: this is reported, a run never judges it"],
         simulated=simulated,
     )
 
@@ -248,6 +249,7 @@ def ledger_table(rows: Sequence[LedgerRow], simulated: bool, width: int = 0) -> 
         notes.append("!= marks facts in which the arms differ; - is not reported, which is not the same as equal")
         seen = [row.name for row in shown if row.name in OBSERVED]
         notes += [f"observed, so never marked: {', '.join(seen)}"] if seen else []
+    notes += state_note(next((row.values for row in shown if row.name == "pool state slots"), {}))
     if len(known) > len(shown):
         hidden = len(known) - len(shown)
         notes.append(f"{hidden} more facts (effective configuration, environment) are in the Markdown form of this table")

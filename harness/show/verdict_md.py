@@ -11,26 +11,24 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from evenhand.judge import verdict as judged
+from evenhand.judge.fairness import Reason
 from evenhand.judge.verdict import Verdict
 from evenhand.records import LegRow, Manifest
 from evenhand.show.junit import junit_xml
 from evenhand.show.ladder import ladder_table
 from evenhand.show.repeat import commands, engine_commands, scenario_note
-from evenhand.show.table import SIMULATED, Table, as_markdown, as_text, clean, escape
+from evenhand.show.sections import verdict_sections
+from evenhand.show.table import SIMULATED, Table, as_markdown, as_text, clean, escape, wrap
 from evenhand.show.tables import ledger_table
 from evenhand.show.verdict_tables import (
     box_table,
     configuration_facts,
     configuration_table,
     device_table,
-    divergence_table,
     memory_table,
-    outputs_table,
-    paired_tables,
     rules_table,
-    timing_table,
 )
-from evenhand.store import StoreError, open_run, write_atomic
+from evenhand.store import Run, StoreError, write_atomic
 
 CUT = "Paths are cut to their last two parts; the run's rows have them whole"
 COMMENT_LIMIT = 65_000
@@ -49,10 +47,7 @@ def status_line(verdict: Verdict) -> str:
 
 def evidence_tables(verdict: Verdict) -> list[Table]:
     """The tables behind the rules, in the order people ask for them."""
-    return [
-        *paired_tables(verdict),
-        *_present(outputs_table(verdict), divergence_table(verdict), timing_table(verdict)),
-    ]
+    return [table for section in verdict_sections(verdict) if section.slug != "rules" for table in section.tables]
 
 
 def side_tables(verdict: Verdict) -> list[Table]:
@@ -73,19 +68,19 @@ def verdict_markdown(verdict: Verdict, manifest: Manifest | None = None, legs: S
         head += [f"{escape(begin.removeprefix(f'{SIMULATED}: '))}.", ""]
     head += [f"Order of boots: {escape(' '.join(verdict.order)) or 'none'}. Run `{verdict.run}`.", ""]
     parts = ["\n".join(head).rstrip(), as_markdown(rules_table(verdict))]
-    parts += _list("Why rules are void", (f"{r.text} ({_scope(r.scope)})" for r in verdict.reasons))
+    parts += _list("Why rules are void", reason_lines(verdict))
     parts += [as_markdown(table) for table in _present(configuration_table(verdict))]
     parts += [as_markdown(table) for table in evidence_tables(verdict)]
     parts += _list("What was not measured", verdict.not_measured)
     parts += _list("What would widen the claim", verdict.widen)
-    optional = [_folded_table(table) for table in side_tables(verdict)]
-    if verdict.notes:
-        optional.insert(0, _folded("Notes", "\n".join(f"- {escape(note)}" for note in verdict.notes)))
+    optional = [folded_table(table) for table in side_tables(verdict)]
+    if notes := [*remark_lines(verdict), *verdict.notes]:
+        optional.insert(0, folded("Notes", "\n".join(f"- {escape(note)}" for note in notes)))
     end = []
     if manifest is not None:
-        optional.append(_folded_table(box_table(manifest)))
+        optional.append(folded_table(box_table(manifest)))
         if legs:
-            optional.append(_folded("Engine command lines", fenced(f"# {who}\n{line}" for who, line in engine_commands(legs))))
+            optional.append(folded("Engine command lines", fenced(f"# {who}\n{line}" for who, line in engine_commands(legs))))
         end = ["### How to repeat", fenced(commands(manifest)), escape(scenario_note(manifest)) + f". {CUT}."]
     return placeless(_fitted(parts, optional, end))
 
@@ -108,23 +103,20 @@ def verdict_text(verdict: Verdict, width: int = 120) -> str:
     """The verdict for a terminal: status first, then rules, reasons, tables and what was not measured."""
     parts = [f"{status_line(verdict)}" + (f"\n{SIMULATED}" if verdict.simulated else "")]
     parts.append(as_text(rules_table(verdict), width))
-    parts += _lines("why rules are void", (f"{r.text} ({_scope(r.scope)})" for r in verdict.reasons))
+    parts += listed("why rules are void", reason_lines(verdict), width)
     parts += [as_text(table, width) for table in evidence_tables(verdict)]
-    parts += _lines("not measured", verdict.not_measured)
-    parts += _lines("would widen the claim", verdict.widen)
+    parts += listed("remarks", remark_lines(verdict), width)
+    parts += listed("not measured", verdict.not_measured, width)
+    parts += listed("would widen the claim", verdict.widen, width)
     return "\n\n".join(parts)
 
 
-def write_verdict_files(path: Path, verdict: Verdict) -> list[str]:
+def write_verdict_files(path: Path, verdict: Verdict, run: Run | None = None) -> list[str]:
     """verdict.json, verdict.md and junit.xml into the run folder, and verdict.md into the job summary where
     GITHUB_STEP_SUMMARY names one. Returns sentences for people. Raises StoreError when the run folder cannot be written.
     """
-    manifest, legs = None, list[LegRow]()
-    if (path / "manifest.json").is_file():
-        run = open_run(path)
-        manifest, legs = run.manifest, run.legs
     verdict = judged.as_before(path, verdict)
-    text = verdict_markdown(verdict, manifest, legs)
+    text = verdict_markdown(verdict, run.manifest, run.legs) if run else verdict_markdown(verdict)
     try:
         judged.write(path, verdict)
     except OSError as error:
@@ -160,6 +152,24 @@ _PATH = re.compile(r"(?<![\w./\\~-])(?:/[^\s/:;,|\"'`=()\[\]{}<>]+){3,}/?")
 """An absolute path of three parts or more; shorter ones (/metrics, /v1/models) belong to nobody, nor do those of a URL."""
 
 
+def reason_lines(verdict: Verdict) -> list[str]:
+    """Broken preconditions that made a rule void."""
+    return [f"{reason.text} ({_scope(reason.scope)})" for reason in verdict.reasons if _voided(verdict, reason)]
+
+
+def remark_lines(verdict: Verdict) -> list[str]:
+    """Broken preconditions of rules that were not asked."""
+    return [
+        f"{reason.text} (would void {_scope(reason.scope)}; none was asked)"
+        for reason in verdict.reasons
+        if not _voided(verdict, reason)
+    ]
+
+
+def _voided(verdict: Verdict, reason: Reason) -> bool:
+    return any(rule.status == "void" and reason.text in rule.reason for rule in verdict.rules)
+
+
 def _scope(scope: str) -> str:
     only = {"timing": "timing rules only", "pool": "pool rules only", "outputs": "outputs and errors rules only"}
     return {"all": "all rules", **only}.get(scope, scope)
@@ -174,17 +184,20 @@ def _list(title: str, items: Iterable[str]) -> list[str]:
     return [f"### {title}\n\n" + "\n".join(lines)] if lines else []
 
 
-def _lines(title: str, items: Iterable[str]) -> list[str]:
-    lines = [f"  {clean(item)}" for item in items]
+def listed(title: str, items: Iterable[str], width: int) -> list[str]:
+    """Lines below a heading, for a terminal; nothing where there are none."""
+    lines = [line for item in items for line in wrap(clean(item), width, "  ", "    ")]
     return ["\n".join([f"{title}:", *lines])] if lines else []
 
 
-def _folded(title: str, body: str) -> str:
+def folded(title: str, body: str) -> str:
+    """Shown when asked."""
     return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
 
 
-def _folded_table(table: Table) -> str:
-    return _folded(escape(table.title), as_markdown(table).partition("\n\n")[2])  # the summary is its heading
+def folded_table(table: Table) -> str:
+    """A table under its title, shown when asked."""
+    return folded(escape(table.title), as_markdown(table).partition("\n\n")[2])  # the summary is its heading
 
 
 def fenced(lines: Iterable[str]) -> str:

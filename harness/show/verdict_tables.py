@@ -119,17 +119,17 @@ def _paired_table(title: str, rows: Sequence[PairedPressure], verdict: Verdict) 
         columns=(
             Column("cell", "", "left"),
             Column("prompt", "tokens"),
-            Column("peak baseline", "blocks"),
-            Column("peak candidate", "blocks"),
-            Column("difference", "blocks", spare=True),
+            Column("baseline", "peak blocks"),
+            Column("candidate", "peak blocks"),
+            Column("difference", "blocks", spare=1),
             Column("change", "%"),
-            Column("ratio", spare=True),
+            Column("ratio", spare=1),
             Column("peak is", "", "left"),
-            Column("A/A spread", "blocks", spare=True),
-            Column("samples", spare=True),
-            Column("settle", "blocks", spare=True),
-            Column("cached prefix", "tokens", spare=True),
-            Column("extra tokens", "per prompt token", spare=True),
+            Column("A/A spread", "blocks", spare=1),
+            Column("samples", spare=1),
+            Column("settle", "blocks", spare=1),
+            Column("cached prefix", "tokens", spare=1),
+            Column("extra tokens", "per prompt token", spare=1),
             Column("retained states", "", "left"),
         ),
         rows=[_paired_line(row, all(r.cell == f"pressure/{r.prompt_tokens}" for r in rows)) for row in rows],
@@ -172,7 +172,7 @@ def outputs_table(verdict: Verdict) -> Table | None:
     named = [("arms", c) for c in verdict.comparisons] + [("control", c) for c in verdict.controls]
     if not named:
         return None
-    notes = []
+    notes = [f"arms: {verdict.candidate} against {verdict.baseline}, by boot pair; control: {verdict.baseline} against itself"]
     result = verdict.outputs
     if result is not None and result.planted is not None:
         notes.append(f"planted fault: {result.planted.what}")
@@ -186,24 +186,28 @@ def outputs_table(verdict: Verdict) -> Table | None:
             Column("compared"),
             Column("identical"),
             Column("differ"),
-            Column("near ties", spare=True),
-            Column("unpaired", spare=True),
+            Column("near ties", spare=1),
+            Column("unpaired", spare=1),
             Column("failed"),
-            Column("ids known", spare=True),
-            Column("cached differ", spare=True),
+            Column("ids known", spare=1),
+            Column("cached differ", spare=1),
         ),
-        rows=[[kind, *_comparison_line(c)] for kind, c in named],
+        rows=[[kind, *_comparison_line(c, verdict)] for kind, c in named],
         notes=notes,
         simulated=verdict.simulated,
     )
 
 
-def _comparison_line(found: Comparison) -> list[str]:
+def _comparison_line(found: Comparison, verdict: Verdict) -> list[str]:
+    """Without the arms' names, which a note says once."""
+    label = found.label.removesuffix(f": {verdict.candidate} against {verdict.baseline}").removesuffix(
+        f" of {verdict.baseline}"
+    )
     counts = (
         found.compared, found.identical, found.mismatches, found.classes.get("near tie", 0), found.unpaired, found.failed,
         found.ids_known, found.cached_differ,
     )  # fmt: skip
-    return [found.label, *(whole(n) for n in counts)]
+    return [label, *(whole(n) for n in counts)]
 
 
 def divergence_table(verdict: Verdict) -> Table | None:
@@ -232,8 +236,8 @@ def divergence_table(verdict: Verdict) -> Table | None:
             Column("token", "index"),
             Column("baseline", "token id"),
             Column("candidate", "token id"),
-            Column("byte"),
-            Column("margin", "nat"),
+            Column("byte", spare=1),
+            Column("margin", "nat", spare=1),
             Column("what", "", "left"),
         ),
         rows=[_divergence_line(pair, f"{seen[pair]} of {len(verdict.comparisons)}") for pair in pairs[:SHOWN_PAIRS]],
@@ -280,12 +284,12 @@ def timing_table(verdict: Verdict) -> Table | None:
             Column("from", "%"),
             Column("to", "%"),
             Column("margin", "%"),
-            Column("A/A change", "%"),
-            Column("A/A spread", "%"),
-            Column("sign flip", "p"),
-            Column("pairs", "had / needed"),
-            Column("could pass", "%"),
-            Column("planted", "", "left"),
+            Column("A/A change", "%", spare=1),
+            Column("A/A spread", "%", spare=1),
+            Column("sign flip", "p", spare=1),
+            Column("pairs", "had / needed", spare=1),
+            Column("could pass", "%", spare=1),
+            Column("planted", "", "left", spare=1),
         ),
         rows=[_timing_line(result) for result in verdict.timing],
         notes=[*notes, *verdict.power],
@@ -333,6 +337,7 @@ def device_table(verdict: Verdict) -> Table | None:
     """Clocks, power and memory of every device, per arm."""
     if not verdict.gpu:
         return None
+    devices = dict.fromkeys(gpu.uuid for gpu in verdict.gpu)
     return Table(
         title="Devices",
         columns=(
@@ -341,15 +346,15 @@ def device_table(verdict: Verdict) -> Table | None:
             Column("busy", "samples"),
             Column("clock", "MHz"),
             Column("power cap", "% of busy"),
-            Column("power limit", "W"),
-            Column("memory peak", "GiB"),
+            Column("power limit", "W", spare=1),
+            Column("memory peak", "GiB", spare=1),
             Column("slowdowns", "", "left"),
             Column("foreign pids", "", "left"),
         ),
         rows=[
             [
                 gpu.arm,
-                gpu.uuid,
+                gpu.uuid if len(devices) > 1 else "-",
                 whole(gpu.busy),
                 number(gpu.clock_mhz, 4),
                 "-" if gpu.power_cap_share is None else f"{gpu.power_cap_share * 100:.1f}",
@@ -360,6 +365,7 @@ def device_table(verdict: Verdict) -> Table | None:
             ]
             for gpu in verdict.gpu
         ],
+        notes=[f"one device: {uuid}" for uuid in devices if len(devices) == 1],
         simulated=verdict.simulated,
     )
 

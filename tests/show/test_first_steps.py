@@ -48,7 +48,7 @@ def test_a_value_of_the_wrong_type_is_named_in_words() -> None:
 
 
 def test_spare_columns_go_from_the_right_and_are_named() -> None:
-    columns = (Column("arm", "", "left"), Column("first", spare=True), Column("kept"), Column("second", spare=True))
+    columns = (Column("arm", "", "left"), Column("first", spare=1), Column("kept"), Column("second", spare=1))
     table = Table(title="T", columns=columns, rows=[["a" * 60, "1", "2", "3"]])
     assert "left out" not in as_text(table, 100)
     assert "left out" not in as_text(table)

@@ -13,9 +13,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from show_runs import ladder_run, rich_gate, store
 
-from evenhand.show.history import Entry, Figure, changes, draw, history, history_table, noise
+from evenhand.records import Manifest
+from evenhand.show.history import Entry, Figure, _setting, changes, draw, history, history_table, noise
 from evenhand.show.table import SIMULATED, as_text
 from evenhand.store import StoreError
+
+EVIDENCE = Path(__file__).parents[2] / "results" / "evidence"
 
 
 def entry(run: str, *values: float, setting: str = "s") -> Entry:
@@ -53,6 +56,18 @@ def test_another_machine_or_workload_is_no_change() -> None:
     entries = [entry("a", 100.0, 100.1), entry("b", 200.0, 200.1, setting="other")]
     sd, freedom = noise([f for e in entries for f in e.figures])
     assert changes(entries, sd, freedom) == [False, False]
+
+
+def test_another_model_of_gpu_is_another_machine() -> None:
+    (file,) = EVIDENCE.glob("h200-ladder-*/manifest.json")
+    made = msgspec.json.decode(file.read_bytes(), type=Manifest)
+    (gpu,) = made.machine["gpus"]
+
+    def on(**changed: str) -> str:
+        return _setting(msgspec.structs.replace(made, machine=made.machine | {"gpus": [gpu | changed]}))
+
+    assert on(name="NVIDIA H100 80GB HBM3") != _setting(made)
+    assert on(uuid="GPU-another-of-this-model") == _setting(made)
 
 
 def test_without_a_repeated_boot_nothing_is_marked() -> None:

@@ -158,6 +158,37 @@ def test_queued_and_clamped_are_told_apart() -> None:
     assert "hollow" not in texts(ladder_throughput(only_ok))
 
 
+def test_every_rung_is_labelled_and_the_axes_begin_at_zero() -> None:
+    from matplotlib.text import Annotation
+
+    def curve(name: str, speeds: list[float]) -> LadderCurve:
+        points = [
+            LadderPoint(concurrency=2**n, outcome="ok", total_tps=speed * 2**n, stream_tps=speed)
+            for n, speed in enumerate(speeds)
+        ]
+        return LadderCurve(name=name, points=points)
+
+    apart = ladder_throughput([curve("a", [300, 299, 298, 290]), curve("b", [200, 199, 198, 150])])
+    shown = [note.get_text() for note in apart.findobj(Annotation)]
+    assert sorted(shown) == sorted(["1", "2", "4", "8"] * 2)
+    assert (apart.axes[0].get_xlim()[0], apart.axes[0].get_ylim()[0]) == (0, 0)
+    assert "decode tokens/s per stream (1/TPOT)" in texts(apart)
+    alike = ladder_throughput([curve("a", [300, 299]), curve("b", [300, 299]), curve("c", [300, 299])])
+    assert sorted(note.get_text() for note in alike.findobj(Annotation)) == ["1", "2"]
+
+
+def test_power_and_memory_begin_at_zero() -> None:
+    trace = GpuTrace(
+        name="a", t_s=[0, 1], clock_mhz=[1980, 1965], power_w=[300.0, 310.0], memory_bytes=[40 * 2**30, 40 * 2**30 + 12 * 2**20]
+    )
+    figure = gpu([trace])
+    assert figure is not None
+    clock, power, memory = (axis.get_ylim() for axis in figure.axes)
+    assert clock[0] > 1000
+    assert power[0] == memory[0] == 0
+    assert memory[1] > 42
+
+
 def test_a_ladder_that_never_started() -> None:
     curves = [LadderCurve(name="a", points=[LadderPoint(concurrency=1, outcome="launch_failed")])]
     assert "a, c=1: launch failed" in texts(ladder_throughput(curves))

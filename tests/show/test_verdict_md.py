@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from show_runs import HOSTILE, gate, rich_gate, store
 
+from evenhand.judge.fairness import Reason
 from evenhand.judge.gate import judge_gate
 from evenhand.judge.verdict import Verdict, decode
 from evenhand.show.junit import junit_xml
@@ -58,8 +59,8 @@ def test_the_comment_has_every_part(rich: Verdict) -> None:
 
 def test_paired_pressure_is_given_in_blocks(rich: Verdict) -> None:
     (row,) = rows(verdict_markdown(rich), "Peak pool pressure, paired")
-    assert row["peak baseline (blocks)"] == "62"
-    assert row["peak candidate (blocks)"] == "80"
+    assert row["baseline (peak blocks)"] == "62"
+    assert row["candidate (peak blocks)"] == "80"
     assert row["difference (blocks)"] == "+18"
     assert row["change (%)"] == "+29.0"
     assert row["ratio"] == "1.290"
@@ -108,6 +109,19 @@ def test_reasons_of_a_void_gate_are_listed_once() -> None:
     assert {row["why"] for row in rows(text, "Rules")} == {"2 preconditions are broken, listed below"}
     assert text.count("drafted depth differ") == 1
     assert "why rules are void" in verdict_text(verdict)
+
+
+def test_what_voids_no_rule_is_a_remark(rich: Verdict) -> None:
+    unequal = Reason(scope="timing", text="unequal power capping")
+    plain = msgspec.structs.replace(rich, reasons=[unequal])
+    text = verdict_markdown(plain)
+    assert "Why rules are void" not in text
+    assert "- unequal power capping (would void timing rules only; none was asked)" in text
+    assert "remarks:\n  unequal power capping" in verdict_text(plain)
+    void = [msgspec.structs.replace(rule, status="void", reason=unequal.text) for rule in rich.rules]
+    asked = verdict_markdown(msgspec.structs.replace(plain, rules=void))
+    assert "### Why rules are void\n\n- unequal power capping (timing rules only)" in asked
+    assert "would void" not in asked
 
 
 def test_claims_share_what_they_begin_with(rich: Verdict) -> None:
