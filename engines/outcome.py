@@ -54,15 +54,15 @@ def find_refusal(log: str, refusals: Sequence[Pattern]) -> Refusal | None:
 
 
 def exit_words(code: int | None) -> str:
-    """ "exit code 1", "killed by SIGKILL", or that it was given up while running."""
+    """ "exit code 1", "signal 9 (SIGKILL)", or that there is none."""
     if code is None:
-        return "still running when given up"
-    if code < 0:
-        try:
-            return f"killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"killed by signal {-code}"
-    return f"exit code {code}"
+        return "no exit code"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"signal {-code}"
 
 
 def judge_exit(

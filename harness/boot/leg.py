@@ -15,6 +15,7 @@ from evenhand.boot.client import base_url, control_client
 from evenhand.boot.guardian import Child, Guardian, GuardianDied, SpawnError
 from evenhand.boot.ready import StopFlag, Waited, wait_ready
 from evenhand.engines.base import Capabilities, Command, Dialect, Engine, EngineError, Exit, Settings
+from evenhand.engines.outcome import exit_words
 from evenhand.records import LegRow, Outcome, PatchedFile, Pool
 from evenhand.scenario import Deadlines
 
@@ -219,13 +220,6 @@ class Running:
             version=self.version,
         )
         return self._row
-
-
-def exit_words(code: int | None) -> str:
-    """ "exit code 1" or "signal 9"."""
-    if code is None:
-        return "no exit code"
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def fatal_words(boot: _Boot) -> str | None:

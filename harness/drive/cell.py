@@ -22,6 +22,7 @@ from evenhand.drive.spread import decode_parts, process_count, run_spread
 from evenhand.drive.stream import encode_request, kernel_stamps, resolve
 from evenhand.drive.worker import DecodeJob
 from evenhand.engines.base import Dialect, Sampling
+from evenhand.judge.stats import interpolate
 from evenhand.records import Lag, RequestRow
 from evenhand.scenario import Deadlines
 
@@ -251,13 +252,8 @@ def lag_of(decoded: Sequence[Decoded], parts: Sequence[Figures]) -> Lag:
 
 
 def _share(ordered: Sequence[int], share: float) -> float | None:
-    """Linear-interpolated quantile of sorted nanoseconds, in seconds; None when empty."""
-    if not ordered:
-        return None
-    at = share * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return (ordered[low] + (ordered[high] - ordered[low]) * (at - low)) / 1e9
+    """Quantile of sorted nanoseconds, in seconds; None when empty."""
+    return interpolate(ordered, share) / 1e9 if ordered else None
 
 
 def _file_limit(needed: int) -> str | None:

@@ -12,7 +12,7 @@ from evenhand.judge.columns import Columns, Reader
 from evenhand.judge.gauges import inside, peak, pool_peak, worst_engine
 from evenhand.judge.outcome import Facts, decide, notes_of
 from evenhand.judge.reconcile import reconcile
-from evenhand.judge.stats import Figure, median, percentile, percentile_adjusted
+from evenhand.judge.stats import Figure, enough, median, percentile, percentile_adjusted
 from evenhand.judge.throughput import throughput
 from evenhand.judge.view import JudgeRow, RunView
 from evenhand.records import HAS_FIGURES, CellRow, LegRow, SampleRow
@@ -305,8 +305,7 @@ def _tpot_reason(columns: Columns, good: list[int], tpot: Figure) -> str | None:
 
 def _gap(gaps: object, q: float) -> float | None:
     values = np.asarray(gaps)
-    n = len(values)
-    return float(np.quantile(values, q)) if n and n * (1 - q) >= 1 - 1e-9 else None
+    return float(np.quantile(values, q)) if enough(len(values), q) else None
 
 
 def _one(kinds: set[str | None]) -> str | None:
