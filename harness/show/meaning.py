@@ -41,8 +41,10 @@ BLOCKS = PoolUnit()
 def pool_unit(legs: Sequence[LegRow], scenario: Mapping[str, Any]) -> PoolUnit:
     """The unit for a table of these legs, and what each arm's engine counts where they count differently."""
     sizes = {leg.leg: leg.pool.block_tokens for leg in legs if leg.pool and leg.pool.block_tokens}
-    by_arm = {leg.arm: leg for leg in reversed(legs) if leg.pool}
-    words = {arm: text for arm, leg in reversed(by_arm.items()) if (text := _counted(leg, scenario))}
+    words: dict[str, str] = {}
+    for leg in legs:
+        if leg.pool and leg.arm not in words and (text := _counted(leg, scenario)):
+            words[leg.arm] = text
     notes = [f"pool of {arm}: {text}" for arm, text in words.items()] if len(set(words.values())) > 1 else []
     if len(set(sizes.values())) < 2:
         return PoolUnit(notes=notes)

@@ -385,7 +385,7 @@ def retained_states(lines: Sequence[Series], *, needed: int | None = None, notes
                           color=style["color"], fontsize=8, bbox=_HALO)  # fmt: skip
     plain(axis, x="computed tokens of the prompt", y="retained states per group, blocks")
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
     axis.margins(x=0.1)
     entries = [(_handle(look(names, name)), name) for name in dict.fromkeys(names)]
     if needed is not None:

@@ -56,8 +56,10 @@ def markdown(page: Page, pictures: dict[str, tuple[str, str, str]]) -> str:
     parts = [f"## evenhand: {escape(page.scenario)}", f"**{escape(page.line)}**"]
     parts += [f"*{SIMULATED}*"] if page.simulated else []
     parts += [f"**{escape(alarm)}**" for alarm in page.alarms]
-    parts += [f"{escape(page.found_for.removeprefix(f'{SIMULATED}: '))}:"] if page.found_for else []
-    parts += [_list([*page.found, *page.reasons])] if page.found or page.reasons else []
+    if page.found_for:  # what was found stands in the table of rules
+        parts.append(f"{escape(page.found_for.removeprefix(f'{SIMULATED}: '))}.")
+    said = [*([] if page.found_for else page.found), *page.reasons]
+    parts += [_list(said)] if said else []
     for section in page.sections:
         parts += [folded_table(table) if table.title == FOLDED else as_markdown(table) for table in section.tables]
         for slug in section.pictures:

@@ -121,7 +121,9 @@ def _fitting(table: Table, keep: list[int], width: int) -> tuple[list[int], list
     spare = sorted((i for i in keep if table.columns[i].spare), key=lambda i: (table.columns[i].spare, i))
     while width and spare and total([i for i in keep if i not in out]) > width:
         out.insert(0, spare.pop())
-    names = ", ".join(table.columns[i].name for i in sorted(out))
+    twice = {c.name for c in table.columns if sum(c.name == other.name for other in table.columns) > 1}
+    columns = [table.columns[i] for i in sorted(out)]
+    names = ", ".join(f"{c.name} {c.unit}".strip() if c.name in twice else c.name for c in columns)
     return [i for i in keep if i not in out], [f"left out at {width} columns: {names}"] if out else []
 
 

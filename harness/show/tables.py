@@ -226,7 +226,7 @@ def across_table(comparisons: Sequence[equality.Comparison], simulated: bool) ->
             Column("same ids"),
         ),
         rows=rows,
-        notes=["different engines round differently, so greedy outputs part: this is reported, a run never judges it"],
+        notes=["engines round differently, so greedy outputs may part: this is reported, a run never judges it"],
         simulated=simulated,
     )
 
