@@ -52,7 +52,7 @@ def write_report(judged: Judged, page: Page, folder: Path) -> Path:
 
 
 def markdown(page: Page, pictures: dict[str, tuple[str, str, str]]) -> str:
-    """The page as Markdown but for its logs; pictures are linked as files beside it."""
+    """The page as Markdown but for its logs and command lines; pictures are linked as files beside it."""
     parts = [f"## evenhand: {escape(page.scenario)}", f"**{escape(page.line)}**"]
     parts += [f"*{SIMULATED}*"] if page.simulated else []
     parts += [f"**{escape(alarm)}**" for alarm in page.alarms]
@@ -71,7 +71,6 @@ def markdown(page: Page, pictures: dict[str, tuple[str, str, str]]) -> str:
     parts += ["### What would widen the claim", _list(page.widen)] if page.widen else []
     parts += [folded("Notes", _list(page.notes))] if page.notes else []
     parts += ["### How to repeat", fenced(page.commands), f"{escape(page.scenario_note)}."]
-    parts += [folded("Engine command lines", fenced(f"# {who}\n{line}" for who, line in page.engines))] if page.engines else []
     return placeless("\n\n".join([*parts, folded_table(page.box)])) + "\n"
 
 

@@ -71,7 +71,7 @@ def test_b57_b03_b04_b24_streams_and_engines_that_end(cli: Cli) -> None:
     assert len(failed["fails"]) == 18
     assert not any(r["outcome"] == "ok" and r["tpot_s"] == 0 for r in requests(run))
     # nothing a failed request did is in a figure
-    table = (run / "tables" / "concurrency.csv").read_text().splitlines()
+    table = (run / "tables" / "concurrency-ladder.csv").read_text().splitlines()
     throughput = next(i for i, name in enumerate(table[0].split(",")) if name.startswith("tokens/s"))
     for arm in ("stalls", "error", "truncate"):
         assert [line.split(",")[throughput] for line in table if line.startswith(f"{arm},2,")] == [""]
@@ -98,7 +98,9 @@ def test_b57_a_ladder_whose_server_is_killed_in_the_fourth_rung(cli: Cli) -> Non
     assert any(r["outcome"] == "failed" for r in hit)
     assert not [r for r in requests(run) if r["cell"] == "ladder/c=16"]
     assert min(r["end_ns"] - r["send_ns"] for r in requests(run) if r["outcome"] == "ok") > 1_000_000
-    line = next(line for line in (run / "tables" / "concurrency.csv").read_text().splitlines() if line.startswith("a,8,"))
+    line = next(
+        line for line in (run / "tables" / "concurrency-ladder.csv").read_text().splitlines() if line.startswith("a,8,")
+    )
     assert set(line.split(",")[4:-3]) == {""}, line
 
 

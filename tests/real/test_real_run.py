@@ -38,7 +38,7 @@ def test_every_request_of_the_ladder_succeeds_and_its_tokens_are_counted_from_id
 def test_the_tables_are_printed_and_stored(tiny_run: Ended) -> None:
     assert tiny_run.folder is not None
     assert "Traceback" not in tiny_run.out + tiny_run.err
-    for name in ("concurrency", "peak"):
+    for name in ("concurrency-ladder", "peak-pool-pressure-of-long-prompts"):
         assert (tiny_run.folder / "tables" / f"{name}.csv").read_text("utf-8").count("\n") == 1 + 4
     assert "reference model" not in tiny_run.out
 
