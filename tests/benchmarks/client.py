@@ -59,26 +59,32 @@ def serving(step_s: float, per_write: int) -> Any:
 def one(
     python: str, client: str, url: str, concurrency: int, laps: int, tokens: int, step_s: float, per_write: int
 ) -> dict[str, Any]:
-    """One client's load, on the first core."""
+    """One client's load, in a fresh process on the first core."""
     pin(0)
     try:
+        words = [url, str(concurrency), str(laps), str(tokens)]
         if client == OURS:
-            rung = measure_rung(url, concurrency, step_s, per_write=per_write, tokens=tokens, laps=laps)
-            events = concurrency * laps * tokens
-            return {
-                "cpu_us": (rung.lag.cpu_per_event_s or 0.0) * rung.lag.events / events * 1e6,
-                "p50_us": (rung.stamp.p50_s or 0.0) * 1e6,
-                "p99_us": (rung.stamp.p99_s or 0.0) * 1e6,
-                "own_p50_us": (rung.own.p50_s or 0.0) * 1e6,
-                "wall_s": (1 + rung.load_over_ideal) * laps * -(-tokens // per_write) * step_s,
-            }
-        command = [python, HERE / "peers.py", client, url, str(concurrency), str(laps), str(tokens)]
+            command = [sys.executable, __file__, OURS, *words, str(step_s), str(per_write)]
+        else:
+            command = [python, str(HERE / "peers.py"), client, *words]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=120)
         found: dict[str, Any] = json.loads(done.stdout)
         assert found["events"] == concurrency * laps * tokens, (client, found["events"])
         return {**found, "cpu_us": found["cpu_ns"] / found["events"] / 1e3}
     finally:
         os.sched_setaffinity(0, ALL_CORES)
+
+
+def ours(url: str, concurrency: int, laps: int, tokens: int, step_s: float, per_write: int) -> dict[str, Any]:
+    """The same figures that peers.py prints, of this client."""
+    rung = measure_rung(url, concurrency, step_s, per_write=per_write, tokens=tokens, laps=laps)
+    return {
+        "events": concurrency * laps * tokens,
+        "cpu_ns": (rung.lag.cpu_per_event_s or 0.0) * rung.lag.events * 1e9,
+        "p50_us": (rung.stamp.p50_s or 0.0) * 1e6,
+        "p99_us": (rung.stamp.p99_s or 0.0) * 1e6,
+        "wall_s": (1 + rung.load_over_ideal) * laps * -(-tokens // per_write) * step_s,
+    }
 
 
 def median(rows: list[dict[str, Any]], key: str) -> float:
@@ -177,6 +183,10 @@ def held(rounds: int) -> str:
 
 def main() -> None:
     """Run the asked parts and print their tables."""
+    if sys.argv[1:2] == [OURS]:
+        url, concurrency, laps, tokens, step_s, per_write = sys.argv[2:]
+        print(json.dumps(ours(url, int(concurrency), int(laps), int(tokens), float(step_s), int(per_write))))
+        return
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", default=["c32", "c256", "held", "tools"])
     parser.add_argument("--rounds", type=int, default=5)
