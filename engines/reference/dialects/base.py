@@ -93,10 +93,6 @@ class Frame:
         return encode(merged)
 
 
-def _candidate(token: str, logprob: float) -> dict[str, Any]:
-    return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
-
-
 def id_list(ids: list[int] | None) -> bytes:
     """JSON list of ids; null for None."""
     if ids is None:
