@@ -64,7 +64,8 @@ def test_a_port_that_somebody_else_holds(vllm_env: Path, tmp_path: Path) -> None
         ended = evenhand(tmp_path, "run", str(scenario))
     assert ended.code == 2
     assert "Traceback" not in ended.out + ended.err
-    assert f"server@1: launch_failed (not ready after 3 s: http://127.0.0.1:{port} does not answer yet)" in ended.out
+    words = " ".join(ended.out.split())  # long lines wrap at the terminal's width
+    assert f"server@1: launch_failed (not ready after 3 s: http://127.0.0.1:{port} does not answer yet)" in words
 
 
 def test_a_busy_port_cannot_be_asked_for(vllm_env: Path, tmp_path: Path) -> None:
