@@ -38,7 +38,7 @@ def write(folder: Path, requests: int, tokens: int) -> Path:
         status="running",
         started_utc="",
         anchor_monotonic_ns=0,
-        scenario={"name": "large", "model": "/m", "arm": arms, "gate": gate, "ladder": {"arrivals": "closed"}},
+        scenario={"name": "large", "model": "/m", "arm": arms, "gate": gate, "ladder": {"concurrency": [1]}},
         scenario_sha256="0",
         plan={},
         machine={},
