@@ -38,7 +38,8 @@ def refusal_table(legs: Sequence[LegRow], simulated: bool) -> Table | None:
             ]
         )
         words = said.text if said else leg.reason or "it said nothing"
-        notes.append(f'{leg.arm} (seats {leg.seats_requested}): "{words}"')
+        seats = "" if leg.seats_requested is None else f" (seats {leg.seats_requested})"
+        notes.append(f'{leg.arm}{seats}: "{words}"')
     return Table(
         title="Refusals",
         columns=(
