@@ -6,6 +6,7 @@ The sentence names the file, the key, what was found, and what would do.
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import tomllib
@@ -26,6 +27,8 @@ from evenhand.units import parse_bytes
 
 MAX_SCENARIO_BYTES = 1 << 20
 MAX_CONCURRENCY = 16384
+MAX_DEADLINE_S = 7 * 24 * 3600
+MAX_PAIRS = 1000
 """Streams of one client: each has a socket and a source port of its own."""
 METHODS = ("draft_model", "ngram", "mtp", "eagle", "eagle3", "dflash", "suffix", "medusa")
 
@@ -69,6 +72,8 @@ def load(name: str, overrides: Sequence[str] = ()) -> tuple[sc.Scenario, Path]:
         data = tomllib.loads(path.read_text("utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(f"{path}: this is not TOML: {error}; see a shipped scenario for the form") from error
+    except RecursionError as error:
+        raise ScenarioError(f"{path}: values are nested too deeply; see a shipped scenario for the form") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{path}: cannot be read: {error}") from error
     for text in overrides:
@@ -92,6 +97,8 @@ def _override(data: dict[str, Any], text: str, path: Path) -> None:
     value: Any
     try:
         value = tomllib.loads(f"v = {raw}")["v"]
+    except RecursionError as error:
+        raise ScenarioError(f"--set {text[:80]}...: values are nested too deeply") from error
     except tomllib.TOMLDecodeError:
         try:
             value = tomllib.loads(f"v = [{raw}]")["v"] if "," in raw else raw
@@ -149,6 +156,8 @@ def _check_leaves(node: Any, path: Path, key: str = "") -> None:
             _check_leaves(value, path, key)
     elif isinstance(node, int) and not -(1 << 63) <= node < 1 << 63:
         raise ScenarioError(f"{path}: key {key!r}: found {node}; whole numbers have at most 64 bits")
+    elif isinstance(node, float) and not math.isfinite(node):
+        raise ScenarioError(f"{path}: key {key!r}: found {node}; give a finite number")
     elif isinstance(node, str) and "\0" in node:
         raise ScenarioError(f"{path}: key {key!r}: found a NUL character; no program takes one")
 
@@ -319,8 +328,9 @@ def _check(scenario: sc.Scenario, path: Path) -> None:
     if not 0.005 <= scenario.watch.interval_s <= 60:
         raise wrong("watch.interval_s", scenario.watch.interval_s, "give 0.005 to 60 seconds (0.25 by default)")
     for field in msgspec.structs.fields(sc.Deadlines):
-        if getattr(scenario.deadlines, field.name) <= 0:
-            raise wrong(f"deadlines.{field.name}", getattr(scenario.deadlines, field.name), "give seconds above 0")
+        if not 0 < getattr(scenario.deadlines, field.name) <= MAX_DEADLINE_S:
+            value = getattr(scenario.deadlines, field.name)
+            raise wrong(f"deadlines.{field.name}", value, f"give seconds above 0 and at most {MAX_DEADLINE_S} (a week)")
     if scenario.prompts.source == "file" and not scenario.prompts.file:
         raise wrong("prompts.file", None, 'source = "file" needs the path of a text or JSONL file')
     if scenario.gate:
@@ -333,6 +343,8 @@ def _check(scenario: sc.Scenario, path: Path) -> None:
                 scenario.gate.candidate,
                 "name two arms; for an A/A gate write the same arm twice under two names",
             )
+        if scenario.gate.pairs > MAX_PAIRS:
+            raise wrong("gate.pairs", scenario.gate.pairs, f"give at most {MAX_PAIRS}: each pair boots both arms")
         if scenario.gate.pairs < 1:
             raise wrong(
                 "gate.pairs", scenario.gate.pairs, "give at least 1 (2 for outputs and exact peaks, 6 for three timing rules)"

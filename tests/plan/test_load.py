@@ -113,6 +113,11 @@ def test_bad_overrides(write, text: str) -> None:
         load(write(GOOD), [text])
 
 
+def test_values_nested_without_end_are_one_sentence(write) -> None:
+    with pytest.raises(ScenarioError, match="nested too deeply"):
+        load(write("x = " + "[" * 5000 + "]" * 5000))
+
+
 def test_an_unknown_scenario_names_a_near_one() -> None:
     with pytest.raises(ScenarioError, match="no such scenario file"):
         find("three-enginez")
