@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
+
+import pytest
 
 from evenhand.drive.clock import STEP_NS, Clock, Pair, Step, read_pair, to_monotonic
 
@@ -13,6 +16,12 @@ def test_a_pair_holds_both_clocks_of_one_instant() -> None:
     pair = read_pair()
     assert pair.width_ns >= 0
     assert abs(pair.monotonic_ns + pair.offset_ns - time.time_ns()) < 60 * S
+
+
+def test_a_loose_reading_is_taken_again_a_tight_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = iter([0, 90_000, 100_000, 100_100])
+    monkeypatch.setattr("evenhand.drive.clock.time", SimpleNamespace(monotonic_ns=lambda: next(line), time_ns=lambda: 50 * S))
+    assert read_pair() == Pair(100_100, 50 * S - 100_050, 100)
 
 
 def scripted(*pairs: Pair) -> Clock:
