@@ -21,11 +21,16 @@ from evenhand.drive.clock import Clock
 from evenhand.drive.ends import END
 from evenhand.drive.queues import Queue, Timer
 from evenhand.drive.spill import Exchange, Spill
-from evenhand.drive.stream import ANCILLARY_BYTES, IN, READ_BYTES, Link, Target, stamp_bytes
+from evenhand.drive.stream import ANCILLARY_BYTES, IN, NO_STAMP, READ_BYTES, Link, Target
 from evenhand.drive.wake import realtime
 from evenhand.scenario import Deadlines
 
-TICK_NS = 50_000_000
+TICK_NS = 250_000_000
+"""Between two looks at deadlines, clock, stop and progress: none is in a hurry, and a look costs a microsecond a link."""
+_TICK_READS = 4096
+"""After so many reads (64 MiB at most) it is time as well: a flood must not fill the memory before it is seen."""
+_BUSY_NS = 50_000_000
+"""Without a quiet moment for this long, finished exchanges are written all the same."""
 _BACK_OFF_NS = 100_000_000
 _ALIVE_NS = 500_000_000
 _PROGRESS_NS = 250_000_000
@@ -34,8 +39,8 @@ _SPILL_PER_PASS = 4
 MAX_ANSWER_BYTES = 64 << 20
 """An answer is kept until it ends; one that never does must not fill the memory."""
 _MANY_READS = 1024
-_SPILL_PER_TICK = 64
-"""Exchanges written each TICK_NS when they have not been quiet for that long."""
+_SPILL_WHEN_BUSY = 64
+"""Exchanges written at once when the sockets have not been quiet for _BUSY_NS."""
 
 
 class Stop(Protocol):
@@ -118,7 +123,7 @@ class Rung:
         self._failed_links: dict[int, str] = {}
         """slot -> why it could not connect, before the start"""
         self._retry: list[tuple[int, Link]] = []
-        self._finished: list[tuple[Exchange, list[tuple[int, Any, bytes]]]] = []
+        self._finished: list[tuple[Exchange, list[Any]]] = []
         self._answered: set[int] = set()
         self._next: int | None = None
         self._exhausted = False
@@ -310,7 +315,8 @@ class Rung:
         poll, by_fd, now_ns = self._epoll.poll, self._by_fd, time.monotonic_ns
         batches = array("q")
         reads = 0
-        tick = now_ns() + TICK_NS
+        quiet = now_ns()
+        tick, look = quiet + TICK_NS, _TICK_READS
         timeout = (0.001 if self._due is not None and self._timer is None else TICK_NS / 1e9) * self._unit
         while True:
             events = poll(0 if self._finished else timeout)
@@ -331,10 +337,11 @@ class Rung:
                             link.lost(error)
                         continue
                     own = now_ns()
+                    stamp = ancillary[0][2] if ancillary else NO_STAMP
                     if data[-4:] != END and len(data) >= 4:
-                        link.reads.append((own, ancillary, data))
+                        link.reads += own, stamp, data
                     else:
-                        link.took(own, ancillary, data)
+                        link.took(own, stamp, data)
                 else:
                     link.on_event(mask)
             if self._due is not None:
@@ -343,30 +350,30 @@ class Rung:
             if events:
                 batches.append(now - woke)
             else:  # nobody is waiting to be read
-                self._quiet_ns = now
-                if self._finished:
-                    self._write_finished(_SPILL_PER_PASS)
-                    now = now_ns()
-            if self._all_done():
+                quiet = now
+            if self._finished and (not events or now - quiet > _BUSY_NS):
+                self._write_finished(_SPILL_WHEN_BUSY if events else _SPILL_PER_PASS)
+                quiet = now
+            if not self._in_flight and self._all_done():
                 break
-            if now >= tick or self._suspect:
+            if now >= tick or reads >= look or self._suspect:
                 self.figures.reads = reads
                 if not self._tick(now):
                     break
-                tick = now + TICK_NS
+                tick, look = now + TICK_NS, reads + _TICK_READS
         self.figures.reads = reads
         self.figures.batches_ns = batches.tolist()
 
     def _all_done(self) -> bool:
-        if self._in_flight or self._finished:
+        if self._finished:
             return False
         if self._due is not None and self._next is None and not self._exhausted:
             self._next = self._take()
         return self._all_taken() or self._ending
 
     def _write_finished(self, most: int | None = None) -> None:
-        """Spill finished exchanges, `most` at a time, in a quiet moment or at the next tick: those of streams that end in lock
-        step must not hold up the reads and sends of the others."""
+        """Spill finished exchanges, `most` at a time: those of streams that end in lock step must not hold up the reads and
+        sends of the others."""
         self._clock.check()
         steps = [tuple(step) for step in self._clock.steps]
         batch, self._finished = self._finished[:most], self._finished[most:] if most is not None else []
@@ -378,8 +385,6 @@ class Rung:
     def _tick(self, now: int) -> bool:
         """Deadlines, clock, death, stop, progress. False ends the rung."""
         self._clock.check()
-        if self._finished and now - self._quiet_ns > TICK_NS:
-            self._write_finished(_SPILL_PER_TICK)
         if self._stop is not None and self._stop.is_set():
             self.figures.interrupted = True
             self._end_all("interrupted", interrupted=True)
@@ -407,7 +412,6 @@ class Rung:
             self._on_progress(self._progress(now))
         return True
 
-    _quiet_ns = 0
     _next_alive = 0
     _next_progress = 0
 
@@ -457,31 +461,26 @@ def overdue(link: Link, now_ns: int, deadlines: Deadlines) -> str | None:
     if now_ns - (link.exchange.send_ns or link.since_ns) > deadlines.total_s * 1e9:
         return f"total timeout: not finished within {deadlines.total_s:g} s"
     if link.reads:
-        if len(link.reads) > _MANY_READS and _estimate(link.reads) > MAX_ANSWER_BYTES:
+        if len(link.reads) > 3 * _MANY_READS and _estimate(link.reads) > MAX_ANSWER_BYTES:
             return f"the answer is longer than {MAX_ANSWER_BYTES >> 20} MiB"
-        if now_ns - link.reads[-1][0] > deadlines.silence_s * 1e9:
+        if now_ns - link.reads[-3] > deadlines.silence_s * 1e9:
             return f"read timeout: silent for {deadlines.silence_s:g} s"
     elif now_ns - link.since_ns > deadlines.first_byte_s * 1e9:
         return f"first byte timeout: nothing came within {deadlines.first_byte_s:g} s"
     return None
 
 
-def _estimate(reads: Sequence[tuple[int, Any, bytes]]) -> int:
+def _estimate(reads: Sequence[Any]) -> int:
     """Bytes of an answer so far, from its last reads: adding all of them up at every tick would cost more than it is worth."""
-    return sum(len(read[2]) for read in reads[-64:]) * len(reads) // min(64, len(reads))
+    last = reads[:-193:-3]
+    return sum(map(len, last)) * len(reads) // (3 * len(last))
 
 
-def seal(exchange: Exchange, reads: Sequence[tuple[int, Any, bytes]]) -> Exchange:
+def seal(exchange: Exchange, reads: Sequence[Any]) -> Exchange:
     """Pack the reads into the exchange."""
-    if not reads:
-        return exchange
-    own, ancillary, pieces = zip(*reads, strict=True)
-    exchange.own = array("q", own).tobytes()
-    try:
-        kernel = b"".join([messages[0][2] for messages in ancillary])
-    except IndexError:  # a read without a stamp
-        kernel = b""
-    exchange.kernel = kernel if len(kernel) == 16 * len(own) else b"".join(map(stamp_bytes, ancillary))
+    pieces = reads[2::3]
+    exchange.own = array("q", reads[::3]).tobytes()
+    exchange.kernel = b"".join(reads[1::3])
     exchange.sizes = array("I", map(len, pieces)).tobytes()
     exchange.data = b"".join(pieces)
     return exchange
