@@ -17,8 +17,8 @@ Where the figures are taken:
 - `used` is the step's true peak: blocks outside the free queue, at the least free after any single allocation or prefix hit of
   the step (a later request of the same step may free some), and before the step's finished requests are freed. used + free =
   usable blocks (all but the null block), so used / (used + free) compares with the engine's gauge, read after those frees.
-- A request's row is written when its blocks changed, at the end of the step's scheduling: `attention` and `state` count its
-  blocks after allocation; `kept` counts the state blocks left when the step had retired some and not yet allocated one more.
+- A request's row is written when one of its counts changed, at the end of the step's scheduling: `attention` and `state` count
+  its blocks after allocation; `kept` counts the state blocks left when the step had retired some and not yet allocated one more.
 - `computed` includes the tokens scheduled in this step. A block that requests share through the prefix cache is counted for
   each of them in `attention` and `state` of a step row, once in `used`.
 - `preemptions` and `evictions` (cached blocks given up for reuse) are totals since the start.
@@ -143,6 +143,7 @@ class Probe:
         self._attention = self._state = 0
         self._watched: dict[str, int] = {}
         self._kept: dict[str, tuple[int, ...]] = {}
+        self._told: dict[str, tuple[int, ...]] = {}
         self._install()
         log.say(
             probe="on",
@@ -299,6 +300,7 @@ class Probe:
             watched[request] = settle
         for request in [*output.finished_req_ids, *(getattr(output, "preempted_req_ids", None) or ())]:
             watched.pop(request, None)
+            self._told.pop(request, None)
             self._hold(request, None)
         requests = self._scheduler.requests
         for request, left in list(watched.items()):
@@ -306,10 +308,13 @@ class Probe:
             plain = sum([len(manager.req_to_blocks.get(request, ())) for manager in self._plain])
             attention = plain + sum(self._count(self._gapped, request))
             held = (attention, self._count(self._states, request))
-            if known is not None and self._held.get(request) != held:
-                kept = self._kept.get(request)
+            kept = self._kept.get(request)
+            # the first step after a prefill allocates no state: only what it kept tells how many there were
+            if known is not None and (self._held.get(request) != held or (kept and self._told.get(request) != kept)):
                 self._log.put(REQUEST, (t_ns, request, known.num_computed_tokens, *held, kept))
                 self._hold(request, held)
+                if kept:
+                    self._told[request] = kept
             if left > 1 and known is not None:
                 watched[request] = left - 1
             else:
