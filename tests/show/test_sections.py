@@ -83,7 +83,7 @@ def test_a_run_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_prediction_stands_beside_the_measurement_wherever_a_run_is_shown(tmp_path: Path) -> None:
-    (path,) = EVIDENCE.glob("h200-pressure-2*")
+    (path,) = EVIDENCE.glob("h200-pressure-2026*")
     judged = judge_folder(path)
     titles = [table.title for section in run_sections(judged, 80) for table in section.tables]
     assert "Prediction beside measurement" in titles
