@@ -10,6 +10,7 @@ from evenhand.show.ladder import ladder_table
 from evenhand.show.meaning import pool_unit
 from evenhand.show.prediction import prediction_table
 from evenhand.show.pressure import pressure_table
+from evenhand.show.sampler import sampler_table
 from evenhand.show.table import Table
 from evenhand.show.tables import (
     DETAIL,
@@ -93,7 +94,7 @@ def run_sections(judged: Judged, width: int = 0) -> list[Section]:
             ),
             pictures=["gpu"],
         ),
-        Section(slug="client", title="Client", tables=_some(client)),
+        Section(slug="client", title="Client", tables=_some(client, sampler_table(run.legs, simulated, brief=bool(width)))),
         Section(slug="ledger", title="Fairness", tables=_ledger(judged, width)),
     ]
 

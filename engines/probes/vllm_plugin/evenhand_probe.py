@@ -17,8 +17,8 @@ Where the figures are taken:
 - `used` is the step's true peak: blocks outside the free queue, at the least free after any single allocation or prefix hit of
   the step (a later request of the same step may free some), and before the step's finished requests are freed. used + free =
   usable blocks (all but the null block), so used / (used + free) compares with the engine's gauge, read after those frees.
-- A request's row is written when one of its counts changed, at the end of the step's scheduling: `attention` and `state` count
-  its blocks after allocation; `kept` counts the state blocks left when the step had retired some and not yet allocated one more.
+- A request's row is written when a count of it changed, at the end of the step's scheduling: `attention` and `state` count its
+  blocks after allocation; `kept` counts the state blocks left when the step had retired some and not yet allocated one more.
 - `computed` includes the tokens scheduled in this step. A block that requests share through the prefix cache is counted for
   each of them in `attention` and `state` of a step row, once in `used`.
 - `preemptions` and `evictions` (cached blocks given up for reuse) are totals since the start.
