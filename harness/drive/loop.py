@@ -27,10 +27,10 @@ from evenhand.scenario import Deadlines
 
 TICK_NS = 250_000_000
 """Between two looks at deadlines, clock, stop and progress: none is in a hurry, and a look costs a microsecond a link."""
-_TICK_READS = 4096
-"""After so many reads (64 MiB at most) it is time as well: a flood must not fill the memory before it is seen."""
+_TICK_READS = 1024
+"""After so many reads (16 MiB at most) it is time as well: a flood must not fill the memory before it is seen."""
 _BUSY_NS = 50_000_000
-"""Without a quiet moment for this long, finished exchanges are written all the same."""
+"""Finished exchanges that found no quiet moment for this long are written all the same."""
 _BACK_OFF_NS = 100_000_000
 _ALIVE_NS = 500_000_000
 _PROGRESS_NS = 250_000_000
@@ -321,6 +321,8 @@ class Rung:
         while True:
             events = poll(0 if self._finished else timeout)
             woke = now_ns()
+            if not events or not self._finished:  # nothing waits to be read, or nothing to be written
+                quiet = woke
             for fd, mask in events:
                 try:
                     link = by_fd[fd]
@@ -349,8 +351,6 @@ class Rung:
             now = now_ns()
             if events:
                 batches.append(now - woke)
-            else:  # nobody is waiting to be read
-                quiet = now
             if self._finished and (not events or now - quiet > _BUSY_NS):
                 self._write_finished(_SPILL_WHEN_BUSY if events else _SPILL_PER_PASS)
                 quiet = now

@@ -22,7 +22,7 @@ from wire import HEAD, chunk, event, text
 
 from evenhand.drive.cell import CellResult, CellSpec, recover, run_cell
 from evenhand.drive.decode import Read, reads_of
-from evenhand.drive.loop import Progress, seal
+from evenhand.drive.loop import Progress, Rung, seal
 from evenhand.drive.spill import Exchange
 from evenhand.drive.stream import NO_STAMP, encode_request, kernel_stamps, resolve, stamp_ns
 from evenhand.engines.base import Sampling
@@ -68,6 +68,29 @@ def test_a_closed_loop_keeps_its_connections(tmp_path: Path) -> None:
     assert result.lag.turnaround_p50_s is not None
     assert result.start_ns == min(row.send_ns or 0 for row in result.rows)
     assert not (tmp_path / "rung-0.spill").exists()
+
+
+@pytest.mark.parametrize(("busy_ns", "together"), [(50_000_000, {4}), (0, {64})])
+def test_what_is_finished_waits_for_a_quiet_moment_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy_ns: int, together: set[int]
+) -> None:
+    asked: set[int] = set()
+    write = Rung._write_finished
+
+    def watched(rung: Rung, most: int) -> None:
+        asked.add(most)
+        write(rung, most)
+
+    def script(sock: socket.socket, number: int, request: bytes) -> None:
+        time.sleep(0.08)  # a wait for the engine is no backlog
+        sock.sendall(tokens(4))
+
+    monkeypatch.setattr("evenhand.drive.loop._BUSY_NS", busy_ns)
+    monkeypatch.setattr(Rung, "_write_finished", watched)
+    with serving(script) as server:
+        result = run(server.url, tmp_path, prompts=[[n] for n in range(6)], concurrency=2)
+    assert outcomes(result) == [("ok", None)] * 6
+    assert asked == together
 
 
 def test_the_request_is_literal(tmp_path: Path) -> None:
