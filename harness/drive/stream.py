@@ -114,16 +114,11 @@ def kernel_stamps() -> bool:
 
 def stamp_ns(ancillary: list[tuple[int, int, bytes]]) -> int:
     """The kernel's stamp in a control message, real-time nanoseconds; 0 when it holds none."""
-    seconds, nanoseconds = struct.unpack("=qq", stamp_bytes(ancillary))
-    return int(seconds * 1_000_000_000 + nanoseconds)
-
-
-def stamp_bytes(ancillary: list[tuple[int, int, bytes]]) -> bytes:
-    """The 16 bytes of the stamp, zeros when there is none."""
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(data) == 16:
-            return data
-    return NO_STAMP
+            seconds, nanoseconds = struct.unpack("=qq", data)
+            return int(seconds * 1_000_000_000 + nanoseconds)
+    return 0
 
 
 class Owner(Protocol):
