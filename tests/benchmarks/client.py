@@ -198,7 +198,7 @@ def main() -> None:
         elif part == "c256":
             print(compare(256, 0.02, 1, options.rounds))
         elif part == "held":
-            print(held(min(options.rounds, 3)))
+            print(held(options.rounds))
         elif part == "tools":
             from tools import tools
 
