@@ -1,7 +1,7 @@
 """An arm's executable, built by the scenario's command from a commit of its source, before anything boots.
 
-The command runs once per source, commit and command, in a copy of the commit in the cache (without submodules), and what it
-made is used again. The guardian starts it: whatever ends the harness ends the build, too.
+The command runs once per source, commit, command and the arm's env, in a copy of the commit in the cache (without submodules),
+and what it made is used again. The guardian starts it: whatever ends the harness ends the build, too.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def build(arm: Arm, guardian: Guardian, stop: Stop, log: Path) -> None:
 
 
 def _folder(arm: Arm) -> Path:
-    key = hashlib.sha256("\0".join([arm.source or "", arm.commit or "", arm.build or ""]).encode()).hexdigest()
-    return cache_folder() / "builds" / key[:16]
+    made_of = msgspec.json.encode([arm.source, arm.commit, arm.build, sorted(arm.env.items())])
+    return cache_folder() / "builds" / hashlib.sha256(made_of).hexdigest()[:16]
 
 
 def _run(*argv: str, data: bytes = b"") -> bytes:

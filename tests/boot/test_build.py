@@ -69,6 +69,18 @@ def test_each_commit_is_built_once_in_a_copy(source: Path, guardian: Guardian, t
     assert placed(arm(source)).commit == placed(arm(source, "HEAD^0")).commit
 
 
+def test_arms_that_differ_in_their_environment_share_no_build(source: Path, guardian: Guardian, tmp_path: Path) -> None:
+    command = 'mkdir bin && printf "#!/bin/sh\\necho $CXXFLAGS\\n" > bin/server && chmod +x bin/server'
+    said = []
+    for env in ({"CXXFLAGS": "-O2", "A": "1"}, {"CXXFLAGS": "-O3", "A": "1"}):
+        one = placed(msgspec.structs.replace(arm(source, command=command), env=env))
+        build(one, guardian, Stop(), tmp_path / "log")
+        said.append(subprocess.run([str(one.executable)], capture_output=True, text=True, check=True).stdout.strip())
+        turned = dict(reversed(env.items()))
+        assert placed(msgspec.structs.replace(one, env=turned, executable="bin/server")).executable == one.executable
+    assert said == ["-O2", "-O3"]
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
