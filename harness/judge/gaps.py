@@ -1,4 +1,4 @@
-"""Planned cells that a gate did not measure: no rule that needs them may pass over their absence."""
+"""Planned cells and required metrics that a run did not measure: no rule that needs them may pass over their absence."""
 
 from __future__ import annotations
 
@@ -74,6 +74,19 @@ def _lack(row: CellRow | None, reader: Reader) -> tuple[str, str] | None:
         return row.outcome, f"{row.outcome}: {row.reason or 'no reason given'}"
     recorded = len(reader.columns(row.leg).where(row.cell, row.repeat))
     return ("void", f"{recorded} of {row.planned} requests were recorded") if recorded < row.planned else None
+
+
+def without_metrics(run: RunView, reader: Reader) -> list[str]:
+    """Counted legs with figures but without one usable scrape, one sentence each, where the scenario requires metrics."""
+    if not run.manifest.scenario.get("watch", {}).get("require_metrics"):
+        return []
+    found = []
+    for leg in run.legs:
+        samples = reader.samples(leg.leg)
+        if leg.role != "warm_boot" and leg.outcome in HAS_FIGURES and not any(sample.status == "ok" for sample in samples):
+            why = samples[-1].status if samples else "was not scraped"
+            found.append(f"{leg.arm}, leg {leg.leg}: /metrics {why}; the scenario requires metrics")
+    return found
 
 
 def told(found: Sequence[Gap]) -> list[str]:

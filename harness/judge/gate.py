@@ -13,7 +13,7 @@ from evenhand.judge.columns import Columns, Reader
 from evenhand.judge.equality import Comparison, compare, margins_of
 from evenhand.judge.fairness import Reason, cache_state, measured, pairing, proof
 from evenhand.judge.figures import timing_legs
-from evenhand.judge.gaps import Gap, gaps, told
+from evenhand.judge.gaps import Gap, gaps, told, without_metrics
 from evenhand.judge.gpu import GpuSummary, summarise, timing_voids
 from evenhand.judge.ladder import LadderRow, ladder_rows
 from evenhand.judge.ledger import ledger, memory
@@ -65,7 +65,7 @@ def judge_gate(
     paired = paired_pressure([r for r in watched if r.pair is not None], run.legs, baseline, candidate)
     gpu = {leg.leg: reader.gpu(leg.leg) for leg in run.legs}
     summaries = [summarise(arm, run.cells, gpu) for arm in (baseline, candidate)]
-    reasons = [Reason(scope="all", text=text) for text in changed]
+    reasons = [Reason(scope="all", text=text) for text in (*changed, *without_metrics(run, reader))]
     reasons += _reasons(run, baseline, candidate, compare_as, pairs, comparisons, summaries, cells)
     missing = gaps(run, reader)
     reasons += unmeasured(run, rules, missing)

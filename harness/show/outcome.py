@@ -15,9 +15,6 @@ def outcome_of(judged: Judged) -> tuple[list[str], int]:
     """Sentences, and 0 when every cell is ok or as expected, 2 otherwise. A gate's own code is its verdict's."""
     run, rows = judged.run, judged.rows
     lines, code = outcome_lines(rows, run.manifest.scenario.get("expect", {}))
-    if run.manifest.scenario.get("watch", {}).get("require_metrics") and (without := _without_metrics(judged)):
-        lines += [f"{text}; the scenario requires metrics" for text in without]
-        code = 2
     if run.partial:
         done = sum(row.outcome not in ("not_run", "interrupted") for row in rows)
         state = f"the run is marked {run.manifest.status}; {done} of {judged.planned} cells are done"
@@ -27,8 +24,9 @@ def outcome_of(judged: Judged) -> tuple[list[str], int]:
         lines.append("no cell has a row: no evidence")
         code = 2
     if judged.verdict is None:  # which says by itself what is broken
-        lines += judged.broken
-        code = 2 if judged.broken else code
+        lacking = [*gaps.without_metrics(run, judged.reader), *judged.broken]
+        lines += lacking
+        code = 2 if lacking else code
     return lines, code if judged.verdict is None else judged.verdict.exit_code
 
 
@@ -54,13 +52,3 @@ def outcome_lines(rows: Sequence[LadderRow | PressureRow], expect: dict[str, str
     if missing:
         missing.insert(0, f"{len(missing)} cell{'s have' if len(missing) > 1 else ' has'} no figures:")
     return [*expected, *surprising, *missing], 2 if missing or surprising else 0
-
-
-def _without_metrics(judged: Judged) -> list[str]:
-    """Arms of legs with figures but without one usable scrape, and why."""
-    found = {}
-    for leg in judged.run.legs:
-        samples = judged.reader.samples(leg.leg)
-        if leg.outcome in HAS_FIGURES and not any(sample.status == "ok" for sample in samples):
-            found[leg.arm] = f"{leg.arm}: /metrics {samples[-1].status if samples else 'was not scraped'}"
-    return list(found.values())

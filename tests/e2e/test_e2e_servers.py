@@ -131,7 +131,7 @@ def test_b42_metrics_that_fail_cost_no_request(cli: Cli) -> None:
     alone = cli.scenario(text(concurrency=(1,), requests=2, output=4, arms={"absent": {"metrics": "absent"}}), "alone.toml")
     required = cli.run("run", alone, "--out", "required", "--set", "watch.require_metrics=true")
     assert required.code == 2
-    assert "absent: /metrics unavailable (404); the scenario requires metrics" in required.out
+    assert "absent, leg 0: /metrics unavailable (404); the scenario requires metrics" in required.out
 
 
 def test_b58_ready_before_it_is(cli: Cli) -> None:

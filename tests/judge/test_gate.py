@@ -509,3 +509,16 @@ def test_a_planted_token_is_seen_and_a_blind_comparison_is_not():
     empty = columns(request("x#0", ids=[], text=""))
     assert plant_token(empty, [0], empty, [0]) is None
     assert S == 10**9
+
+
+def test_metrics_that_the_scenario_requires_void_a_gate_without_them():
+    watch = {"watch": {"interval_s": 0.25, "require_metrics": True}}
+    seen = [sample(1000 * n + 1.0, n, usage=0.1) for n in range(3)]
+    got = judge(gate(scenario=watch, samples=[*seen, sample(3001.0, 3, status="absent (404)")]))
+    assert (got.status, got.exit_code) == ("void", 2)
+    words = "base, leg 3: /metrics absent (404); the scenario requires metrics"
+    assert [(reason.scope, reason.text) for reason in got.reasons] == [("all", words)]
+    got = judge(gate(scenario=watch, samples=seen))
+    assert [reason.text for reason in got.reasons] == ["base, leg 3: /metrics was not scraped; the scenario requires metrics"]
+    assert judge(gate(scenario=watch, samples=[*seen, sample(3001.0, 3, usage=0.1)])).status == "pass"
+    assert judge(gate(samples=seen)).status == "pass"
