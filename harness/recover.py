@@ -15,13 +15,17 @@ from evenhand.engines import engine_for
 from evenhand.engines.base import Capabilities
 from evenhand.plan import Plan, settings_for
 from evenhand.records import CellRow
+from evenhand.show.seal import broken_seal
 from evenhand.store import RunWriter, StoreError, lock_run, mend, open_run
 
 
 def recover(path: Path) -> int:
-    """Decode leftover spills into rows; returns how many requests came back. Starts nothing. A sealed run is left as it is."""
+    """Decode leftover spills into rows; returns how many requests came back. Starts nothing. A sealed run is left as it is,
+    unless its harness failed and it is still what was sealed then.
+    """
     run = open_run(path)
-    if run.manifest.status not in ("running", "failed"):
+    status = run.manifest.status
+    if status not in ("running", "failed") or (status == "failed" and broken_seal(run)):
         return 0
     try:
         scenario = msgspec.convert(run.manifest.scenario, sc.Scenario)
@@ -36,7 +40,8 @@ def recover(path: Path) -> int:
         return 0  # a read-only disk: what is there is judged as it is
     stored = {(row.leg, row.cell, row.repeat, row.index) for row in run.requests()}
     ended = {(row.leg, row.cell, row.repeat) for row in run.cells}
-    writer = RunWriter(path, run.manifest)
+    # first of all: a kill from here on finds a run that goes on, not one whose sealed files have changed
+    writer = RunWriter(path, msgspec.structs.replace(run.manifest, status="running"))
     for file in [*path.glob("*.jsonl"), *(f for n in run.leg_numbers() for f in path.glob(f"{n:03d}-*/*.jsonl"))]:
         if not file.is_symlink() and not file.parent.is_symlink():
             mend(file)

@@ -14,6 +14,6 @@ def broken_seal(run: Run) -> list[str]:
     if changed:
         more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
         return [f"evidence changed since it was sealed: {', '.join(changed[:5])}{more}"]
-    if not (run.path / SUMS).exists() and run.manifest.status in ("finished", "interrupted"):
+    if not (run.path / SUMS).exists() and run.manifest.status != "running":
         return [f"the list of the run's sha256 is gone ({SUMS}): whether its evidence changed cannot be told"]
     return []
