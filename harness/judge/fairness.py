@@ -82,14 +82,15 @@ def _pools(a: list[LegRow], b: list[LegRow]) -> Iterable[str]:
 
 
 def _size(pool: Pool | None, unit: str | None = None) -> str | None:
-    """The pool in blocks, else bytes, else tokens."""
+    """The pool in blocks and their size, else bytes, else tokens."""
     if pool is None:
         return None
     for name in [unit] if unit else ["blocks", "bytes", "tokens"]:
         value = getattr(pool, name)
         if value is not None:
+            each = f" of {pool.block_tokens} tokens" if name == "blocks" and pool.block_tokens is not None else ""
             slots = f" and {pool.state_slots} state slots" if pool.state_slots is not None else ""
-            return f"{value} {name}{slots}"
+            return f"{value} {name}{each}{slots}"
     return None
 
 

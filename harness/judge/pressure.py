@@ -292,8 +292,12 @@ def _paired(
         return msgspec.structs.replace(
             row, reason="not comparable: some boots have only an exact peak, others only a sampled one"
         )
+    sizes = dict.fromkeys(block_tokens.get(r.leg) for r in both)
+    if len(sizes) > 1:
+        each = " and ".join("an unknown number of" if size is None else str(size) for size in sizes)
+        return msgspec.structs.replace(row, reason=f"not comparable: blocks of {each} tokens")
     base, cand = max(mine), max(other)
-    tokens = next((block_tokens.get(r.leg) for r in both if block_tokens.get(r.leg)), None)
+    (tokens,) = sizes
     return msgspec.structs.replace(
         row,
         baseline_blocks=base,

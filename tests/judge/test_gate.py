@@ -248,7 +248,7 @@ def test_all_reasons_are_listed_at_once():
     got = judge(gate(legs=differing, rules=TIMED))
     text = " | ".join(r.text for r in got.reasons)
     for words in (
-        "pools differ: base 900 blocks, new 880 blocks",
+        "pools differ: base 900 blocks of 272 tokens, new 880 blocks of 272 tokens",
         "drafted depth differ: base 0, new 3",
         "seats resolved differ: base 8, new 7",
         "model files differ",

@@ -1,0 +1,30 @@
+"""What must be equal before two arms are compared."""
+
+import msgspec
+from judge_runs import POOL, gate, sample
+
+from evenhand.judge.gate import judge_gate
+
+
+def judge(made):
+    return judge_gate(made, "2026-01-01T00:00:00Z")
+
+
+def test_pools_of_equally_many_blocks_of_another_size_are_unequal():
+    """Half as many blocks of twice the size hold the same tokens: no pass by -50 %."""
+    large = msgspec.structs.replace(POOL, block_tokens=2 * POOL.block_tokens)
+    made = gate(
+        rules={"peak_pool": "not worse"},
+        cell_names=("pressure/14000",),
+        count=1,
+        legs=lambda number, arm: {"pool": large} if arm == "new" else {},
+    )
+    made._samples = [
+        sample(leg.leg * 1000 + 0.5, leg.leg, usage=(60 if leg.arm == "base" else 30) / 899, running=1) for leg in made.legs
+    ]
+    got = judge(made)
+    assert (got.rules[0].status, got.exit_code) == ("void", 2)
+    assert got.rules[0].reason == "pools differ: base 900 blocks of 272 tokens, new 900 blocks of 544 tokens"
+    (row,) = got.pressure
+    assert (row.blocks, row.change) == (None, None)
+    assert row.reason == "not comparable: blocks of 272 and 544 tokens"
