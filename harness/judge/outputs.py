@@ -109,7 +109,7 @@ def judge_outputs(
     """`identical`, `identical text` or `no worse than control`.
 
     With a control that differs from itself, equality can be asked of nobody: control failed. Without a control nobody is
-    blamed. Two arms that both produced nothing are no evidence.
+    blamed. Two arms that both produced nothing are no evidence, and nothing passes while requests failed.
 
     `no worse than control` fails when the test rejects and every boot pair is above the control: one odd boot, which batches
     otherwise, changes many prompts at once. A share above the control's that the test does not reject is no worse only where
@@ -140,15 +140,17 @@ def judge_outputs(
         planted=planted,
     )
     status, reason = _decide(mode, pairs, counts, boots)
+    broken, planned = sum(c.failed for c in pairs), sum(c.planned for c in pairs)
+    if status == "pass" and broken:
+        status, reason = "void", f"{broken} of {planned} pairs could not be compared because requests failed"
     return msgspec.structs.replace(counts, status=status, reason=reason)
 
 
 def _decide(mode: str, pairs: Sequence[Comparison], counts: OutputsResult, boots: int) -> tuple[Status, str]:
     compared, differ = counts.compared, counts.mismatches
     k, n = counts.control_mismatches, counts.control_compared
-    planned = sum(c.planned for c in pairs)
     if not compared:
-        return "void", f"no evidence: 0 of {planned} pairs could be compared"
+        return "void", f"no evidence: 0 of {sum(c.planned for c in pairs)} pairs could be compared"
     not_greedy = sum(c.not_greedy for c in pairs)
     if not_greedy:
         return "void", f"sampled, not greedy: {not_greedy} of {compared} recorded bodies lack temperature 0"
@@ -183,9 +185,6 @@ def _decide(mode: str, pairs: Sequence[Comparison], counts: OutputsResult, boots
             return "pass", no_worse
         need = next(b for b in range(more, more + less + 100) if binomial_tail(b, b + less, 0.5) <= ALPHA)
         return "inconclusive", f"{said}; {need} would tell; {first}"
-    broken = sum(c.failed for c in pairs)
-    if broken:
-        return "void", f"{broken} of {planned} pairs could not be compared because requests failed"
     if mode == "no worse than control" and k is not None:
         return "pass", no_worse
     empty = sum(c.empty for c in pairs)
