@@ -32,7 +32,7 @@ def timing_legs(
     """Figures of every timing rule. `rows`: judged cells per leg, of the ladder where there is one, else of the pressure run.
 
     A leg's figure in a cell is the percentile over its requests; where any leg of either arm has failures in that cell, the
-    error-adjusted one for all of them. Cells of one or few requests (a long prompt) use their plain median.
+    error-adjusted one for all of them. A p50 of a long prompt, which may be one request, is the plain median.
     """
     kinds = {"ladder"} if any(r.kind == "ladder" for r in rows) else {"pressure"}
     legs = {leg.leg for leg in (*baseline, *candidate, *control)}
@@ -81,7 +81,7 @@ def _figure(rule: Rule, reader: Reader, leg: int, row: LadderRow, failing: bool)
     if failing:
         figure = percentile_adjusted(good, len(at) - len(good), q)
         return Figure(value=math.inf, n=figure.n) if figure.reason == "failures" else figure
-    if row.kind == "pressure":
+    if row.kind == "pressure" and q == 0.5:
         return Figure(value=median(good), reason="no values")
     return percentile(good, q)
 
