@@ -98,6 +98,11 @@ class LadderRow(JudgeRow, frozen=True, kw_only=True):
         """Whether the row may be shown with figures and ranked."""
         return self.outcome in HAS_FIGURES
 
+    @property
+    def at_once(self) -> int:
+        """Requests that can have run at once on one leg: its concurrency, unless fewer were asked."""
+        return min(self.concurrency, self.planned // len(self.legs)) if self.planned else self.concurrency
+
 
 def ladder_rows(run: RunView, reader: Reader | None = None, kinds: Iterable[str] = ("ladder",)) -> list[LadderRow]:
     """One row per leg and cell of the given kinds, in the order of the legs; repeats are rows of their own."""

@@ -111,6 +111,8 @@ def _mostly_waiting(cell: CellRow, samples: Sequence[SampleRow]) -> bool:
 def notes_of(facts: Facts, running: float | None) -> list[str]:
     cell, leg = facts.cell, facts.leg
     notes = []
+    if facts.closed and 0 < cell.planned < cell.concurrency:
+        notes.append(f"only {cell.planned} requests: at most {cell.planned} at once")
     if cell.cold is False:
         notes.append(cell.cold_reason or "the cache was not cold")
     elif cell.cold is None and cell.kind in ("ladder", "pressure"):

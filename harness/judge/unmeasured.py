@@ -32,7 +32,7 @@ def not_measured(
     kinds = None if rules is None else {rule.kind for rule in rules}
     if kinds is None or "pool" in kinds:
         found += _pool([row for row in pressure if row.has_figures])
-    rungs = [row.concurrency for row in shown if row.kind == "ladder"]
+    rungs = [row.at_once for row in shown if row.kind == "ladder"]
     if rungs:
         found.append(f"concurrency above {max(rungs)}")
     else:

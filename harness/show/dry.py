@@ -108,4 +108,5 @@ def _cell(cell: CellPlan) -> str:
     output = "output found by warm-up" if cell.output_tokens is None else f"{cell.output_tokens} output tokens"
     again = " (within-boot control)" if cell.repeat else ""
     requests = f"{cell.requests} request{'s' * (cell.requests != 1)}"
-    return f"{cell.cell}: {requests}, {cell.concurrency} at once, {cell.prompt_tokens} prompt and {output}{again}"
+    at_once = min(cell.concurrency, cell.requests)
+    return f"{cell.cell}: {requests}, {at_once} at once, {cell.prompt_tokens} prompt and {output}{again}"

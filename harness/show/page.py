@@ -118,7 +118,7 @@ def _ranked(judged: Judged) -> list[str]:
         return [f"{cell}: not ranked, {why}" for cell, why in different_work(judged.rungs).items()]
     rows = max(ranked.values(), key=lambda each: (len(each), each[0].concurrency))
     each = ", ".join(f"{row.arm} {number(row.tokens_per_s, 4)}" for row in rows)
-    said = f"tokens/s at concurrency {rows[0].concurrency}, the same work for each: {each}"
+    said = f"tokens/s at concurrency {rows[0].at_once}, the same work for each: {each}"
     return [f"{SIMULATED}: {said}" if judged.simulated else said]
 
 

@@ -5,6 +5,7 @@ from judge_runs import S, cell, failed, leg, manifest, request, run, sample
 
 from evenhand.judge.arms import by_arm, different_work, ranking, speed_ratio
 from evenhand.judge.ladder import ladder_rows
+from evenhand.judge.unmeasured import not_measured
 from evenhand.records import Lag, Pool
 
 
@@ -310,3 +311,23 @@ def test_acceptance_from_a_stated_length_where_nothing_is_counted():
     (row,) = ladder_rows(view)
     assert row.acceptance == pytest.approx(0.3)
     assert row.tokens_per_step == pytest.approx(3.4)
+
+
+def test_a_rung_of_fewer_requests_than_its_concurrency_says_so():
+    lag = Lag(stamp="kernel", max_in_flight=4)
+    row = rung(some(4), concurrency=8, lag=lag)
+    assert (row.outcome, row.concurrency, row.at_once) == ("ok", 8, 4)
+    assert "only 4 requests: at most 4 at once" in row.notes
+    made = run()
+    assert "concurrency above 4" in not_measured(made, [row], [], False)
+    same = rung(some(4), concurrency=4, lag=lag)
+    assert (same.at_once, [note for note in same.notes if note.startswith("only")]) == (4, [])
+    opened = rung(some(4), concurrency=8, lag=lag, scenario={"ladder": {"concurrency": [8], "arrivals": "constant", "rate": 1}})
+    assert not [note for note in opened.notes if note.startswith("only")]
+
+
+def test_what_ran_at_once_is_told_of_one_leg_where_a_row_sums_up_several():
+    rows = [request(f"ladder/c=8#{i}", leg=n) for n in (0, 1) for i in range(4)]
+    cells = [cell("ladder/c=8", n, concurrency=8, planned=4, lag=None) for n in (0, 1)]
+    (row,) = by_arm(run(legs=[leg(0), leg(1)], cells=cells, requests=rows))
+    assert (row.planned, row.at_once) == (8, 4)

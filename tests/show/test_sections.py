@@ -15,6 +15,7 @@ from show_runs import ladder_run, rich_gate, store
 
 from evenhand.show.console import summarise
 from evenhand.show.judged import judge_folder
+from evenhand.show.page import page_of
 from evenhand.show.report import report
 from evenhand.show.sections import FOLDED, run_sections, verdict_sections
 from evenhand.show.table import Column, Table, as_text, escape
@@ -91,3 +92,14 @@ def test_the_prediction_stands_beside_the_measurement_wherever_a_run_is_shown(tm
     markdown = page.with_name("report.md").read_text()
     for title in ("Prediction beside measurement", "Peak pool pressure of long prompts", "Client lag and cost"):
         assert f"### {title}\n" in markdown
+
+
+def test_a_ranking_names_what_ran_at_once(tmp_path: Path) -> None:
+    """20 requests at a concurrency of 64 are 20 streams."""
+    made = ladder_run()
+    wide = [msgspec.structs.replace(c, concurrency=64) if c.concurrency == 4 else c for c in made.cells]
+    made.cells[:] = [
+        msgspec.structs.replace(c, lag=msgspec.structs.replace(c.lag, max_in_flight=20)) if c.lag else c for c in wide
+    ]
+    (said,) = page_of(judge_folder(store(made, tmp_path / "run"))).found
+    assert "tokens/s at concurrency 20, the same work for each: " in said
