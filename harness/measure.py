@@ -101,9 +101,10 @@ class Bench:
         reset = self._reset_cache(plan)
         before = self._scrape()
         result = run_cell(self._spec(plan, output_tokens))
-        settle_ns, settle_reason = (None, "the engine is gone") if result.died else self._settle()
+        died = result.died or self._gone(result)
+        settle_ns, settle_reason = (None, "the engine is gone") if died else self._settle()
         interrupted = "the run was interrupted" if result.interrupted else None
-        after = Scrape(status="engine gone") if result.died else self._scrape()
+        after = Scrape(status="engine gone") if died else self._scrape()
         change = delta(before, after, self._gauges)
         cold, cold_reason = cold_proof(result.rows, change.counters)
         row = CellRow(
@@ -115,8 +116,8 @@ class Bench:
             concurrency=plan.concurrency,
             prompt_tokens=plan.prompt_tokens,
             output_tokens=output_tokens,
-            outcome=self._outcome(result, change.restarted),
-            reason=interrupted or result.died or result.limit or (change.reason if change.restarted else None),
+            outcome=self._outcome(result, died, change.restarted),
+            reason=interrupted or died or result.limit or (change.reason if change.restarted else None),
             planned=plan.requests,
             start_ns=result.start_ns,
             end_ns=result.end_ns,
@@ -138,10 +139,14 @@ class Bench:
         for spill in self.folder.glob("rung-*.spill"):
             spill.unlink()
 
-    def _outcome(self, result: CellResult, restarted: bool) -> Outcome:
+    def _gone(self, result: CellResult) -> str | None:
+        """Why the engine is gone, looked at where a request failed: a dead one must not be waited for."""
+        return self.running.check() if any(row.outcome == "failed" for row in result.rows) else None
+
+    def _outcome(self, result: CellResult, died: str | None, restarted: bool) -> Outcome:
         if result.interrupted:
             return "interrupted"
-        if result.died:
+        if died:
             return "died"
         return "void" if restarted or result.limit else "ok"
 

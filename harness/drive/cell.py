@@ -59,10 +59,11 @@ class CellSpec(msgspec.Struct, frozen=True, kw_only=True):
     spill_path: str | Path
     keep_spill: bool = False
     processes: int | Literal["auto"] = "auto"
+    """1: the loop runs in this process, which must do nothing else meanwhile. Else in others, as many as asked."""
     headers: dict[str, str] = {}
     verify_tls: bool = True
     alive: Callable[[], str | None] | None = None
-    """Reason why the engine is dead, or None; asked twice a second and after a failure."""
+    """Reason why the engine is dead, or None; asked twice a second, outside the loop unless that runs in this process."""
     on_progress: Callable[[Progress], None] | None = None
     stop: Stop | None = None
     """Set (by a signal handler): in-flight requests become interrupted rows and the cell returns."""
@@ -101,7 +102,7 @@ def run_cell(spec: CellSpec) -> CellResult:
         due = schedule(spec.arrivals, len(requests), spec.rate or 0.0, burst=spec.burst, seed=spec.seed)
     processes = process_count(spec.processes, spec.concurrency, _cores())
     spill = Spill(spec.spill_path, head)
-    if processes > 1:
+    if spec.processes != 1:
         spill.close()
         figures = run_spread(
             processes=processes,

@@ -1,4 +1,5 @@
-"""A rung over several client processes: slots are dealt out, requests come from one shared queue, one clock, one spill."""
+"""A rung in client processes that do nothing else: slots are dealt out, requests come from one shared queue, one clock, one
+spill. What the harness does meanwhile (is the engine alive? how far are we?) takes no time from the reads."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ def process_count(asked: int | str, concurrency: int, cores: int) -> int:
 
 
 def pins(processes: int, cores: Sequence[int]) -> list[int | None]:
-    """A core for each process where the machine has twice as many to spare; else none is pinned."""
-    if len(cores) < 2 * (processes + 1):
+    """A core for each of several processes where the machine has twice as many to spare; else none is pinned."""
+    if processes == 1 or len(cores) < 2 * (processes + 1):
         return [None] * processes
     return list(cores[-processes:])
 

@@ -391,6 +391,26 @@ def test_progress_is_told(tmp_path: Path) -> None:
     assert seen[-1].cell == "ladder/c=1"
 
 
+def test_what_the_harness_does_meanwhile_holds_up_no_read(tmp_path: Path) -> None:
+    """A liveness check may take seconds (an attached server's is a GET), and so may a line on a slow terminal."""
+    asked: list[int] = []
+
+    def slow(*_: object) -> None:
+        asked.append(len(asked))
+        time.sleep(0.4)
+
+    def script(sock: socket.socket, number: int, request: bytes) -> None:
+        time.sleep(0.05)
+        sock.sendall(tokens(4))
+
+    with serving(script) as server:
+        result = run(server.url, tmp_path, prompts=[[n] for n in range(20)], processes="auto", alive=slow, on_progress=slow)
+    assert outcomes(result) == [("ok", None)] * 20
+    assert asked
+    assert result.lag.turnaround_max_s is not None
+    assert result.lag.turnaround_max_s < 0.2
+
+
 def test_several_processes_share_one_queue(tmp_path: Path) -> None:
     with serving(answers()) as server:
         result = run(server.url, tmp_path, prompts=[[n] for n in range(20)], concurrency=5, processes=2)

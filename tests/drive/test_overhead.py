@@ -118,4 +118,5 @@ def test_processes(asked: int | str, concurrency: int, cores: int, count: int) -
 
 def test_pins_only_where_cores_are_left() -> None:
     assert pins(2, [0, 1, 2, 3]) == [None, None]
+    assert pins(1, [0, 1, 2, 3]) == [None]
     assert pins(2, [0, 1, 2, 3, 4, 5]) == [4, 5]
