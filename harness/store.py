@@ -428,7 +428,7 @@ class Run:
         return self._leg_rows(leg, "gpu.jsonl", GpuRow)
 
     def probe(self, leg: int) -> list[dict[str, Any]]:
-        """Rows of the in-engine probe of a leg."""
+        """Rows of the in-engine probe of a leg; lines that cannot be read count as dropped, but for a torn last one."""
         folder = self.leg_folder(leg)
         if folder is None:
             return []
@@ -436,13 +436,16 @@ class Run:
             data = whole(folder / "probe.jsonl")
         except FileNotFoundError:
             return []
-        rows = []
-        for line in data.split(b"\n"):
+        *lines, last = data.split(b"\n")
+        rows, lost = [], 0
+        for line in lines:
             try:
                 rows.append(msgspec.json.decode(line, type=dict[str, Any]))
             except _NOT_ROWS:
-                continue  # the last line of a killed engine
-        return rows
+                lost += 1
+        with contextlib.suppress(*_NOT_ROWS):  # the last line of a killed engine
+            rows.append(msgspec.json.decode(last, type=dict[str, Any]))
+        return [*rows, {"probe": "dropped", "rows": lost}] if lost else rows
 
     def replays(self) -> list[RequestRow]:
         """Untimed replays of requests that diverged in a gate."""

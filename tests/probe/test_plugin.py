@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -267,6 +268,27 @@ def test_the_queue_and_the_file_are_bounded(plugin: Any, tmp_path: Path, monkeyp
         log.put(("long",), ("x" * 40 + str(n),))
     log.close()
     assert len(rows(tmp_path / "log")) == 4
+
+
+def test_rows_that_a_full_disk_took_are_counted(plugin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "FLUSH_S", 3600)
+    log = plugin.Log(str(tmp_path / "log"))
+    write = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        if len(data) < 20:
+            raise OSError(28, "No space left on device")
+        return write(fd, data[:14])
+
+    for n in range(3):
+        log.put(("n",), (n,))
+    with monkeypatch.context() as patched:
+        patched.setattr(plugin.os, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            log.flush()
+    log.put(("n",), (3,))
+    log.close()
+    assert (tmp_path / "log").read_text() == '{"n":0}\n{"n":1{"n":3}\n{"probe": "dropped", "rows": 3}\n'
 
 
 def test_a_log_that_cannot_be_opened_is_no_error(plugin: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

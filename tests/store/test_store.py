@@ -67,6 +67,24 @@ def test_torn_last_line_is_left_out_and_cut_before_the_next_append(writer: RunWr
     assert [row.concurrency for row in open_run(writer.path).cells] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("tail", "lost"),
+    [
+        (b"", []),
+        (b'{"t_ns": 2, "st', []),
+        (b'{"t_ns": 2, "st{"t_ns": 3, "step": 3, "used": 5}\n', [1]),
+        (b'{"t_ns": 2, "st\n5\n{"t_ns": 3, "us', [2]),
+    ],
+)
+def test_a_probe_row_that_cannot_be_read_is_a_row_lost_unless_it_is_the_last(
+    writer: RunWriter, tail: bytes, lost: list[int]
+) -> None:
+    writer.close()
+    whole = {"t_ns": 1, "step": 1, "used": 7}
+    (writer.leg_folder(0, "a") / "probe.jsonl").write_bytes(json.dumps(whole).encode() + b"\n" + tail)
+    assert open_run(writer.path).probe(0) == [whole, *({"probe": "dropped", "rows": n} for n in lost)]
+
+
 def test_a_changed_file_is_noticed(writer: RunWriter) -> None:
     writer.cell(cell(1))
     writer.event(EventRow(t_ns=1, what="x"))

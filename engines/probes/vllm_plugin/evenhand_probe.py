@@ -10,7 +10,7 @@ Rows (JSON lines; `t_ns` is the monotonic clock, which all processes of a host s
     {"t_ns", "step", "used", "free", "running", "waiting", "preemptions", "evictions", "attention", "state"}
     {"t_ns", "request", "computed", "attention", "state": [per state group], "kept": [per state group]}
     {"probe": "cost", "steps", "own_ns", "step_ns"}       own time in the steps so far and their length, now and then
-    {"probe": "dropped", "rows": n}                       rows lost because the writer could not keep up
+    {"probe": "dropped", "rows": n}                       rows lost: the writer could not keep up, or the disk was full
     {"t_ns", "probe": "off", "version": ..., "missing": [...]}    what is not as expected; the engine runs on without the probe
 
 Where the figures are taken:
@@ -91,7 +91,7 @@ class Log:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what waits. OSError (a full disk) is the caller's."""
+        """Write what waits. OSError (a full disk) is the caller's; the rows that it took count as dropped."""
         with self._lock:
             lines = []
             while self._rows:
@@ -106,8 +106,12 @@ class Log:
                 self._dropped += len(lines)
                 return
             self._written += len(data)
-            while data:
-                data = data[os.write(self._fd, data) :]
+            try:
+                while data:
+                    data = data[os.write(self._fd, data) :]
+            except OSError:
+                self._dropped += len(lines)
+                raise
 
     def close(self) -> None:
         """Write what is left. Safe to call again."""
