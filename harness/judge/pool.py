@@ -12,10 +12,10 @@ from evenhand.judge.timing import Status
 def judge_pool(rule: Rule, rows: Sequence[PairedPressure], boots: int) -> tuple[Status, str]:
     """Not worse by more than the margin at every prompt length. Exact peaks are judged where both arms have them.
 
-    A sampled peak is a lower bound that two boots of one build already read differently, so its margin is never below the
-    spread of the baseline's own boots in that cell. What the candidate's boots differ by excuses nothing: its highest counts.
-    But a peak between two samples is seen in some boots and missed in others, of either arm: growth that only some boots of
-    the candidate show is no pass and no fail.
+    Only an exact peak of requests that ran one at a time repeats. A sampled one is a lower bound, and requests that run
+    together meet otherwise in every boot: there the margin is never below the spread of the baseline's own boots in that cell.
+    What the candidate's boots differ by excuses nothing: its highest counts. But such a peak comes in some boots and not in
+    others, of either arm: growth that only some boots of the candidate show is no pass and no fail.
     """
     if not rows:
         return "void", "no data: no cell in which the pool was watched"
@@ -28,13 +28,14 @@ def judge_pool(rule: Rule, rows: Sequence[PairedPressure], boots: int) -> tuple[
     worse, unsure = [], []
     raised = 0
     for row in rows:
-        noise = 0 if row.exact else row.spread_blocks or 0
+        repeats = row.exact and row.alone
+        noise = 0 if repeats else row.spread_blocks or 0
         raised = max(raised, noise if noise > asked else 0)
         if (row.blocks or 0) > max(asked, noise):
             change = f" ({row.change:+.1%})".replace("%", " %") if row.change is not None else ""
             words = f"{row.cell} {row.baseline_blocks} -> {row.candidate_blocks} blocks{change}"
             grown = sum(peak - (row.baseline_blocks or 0) > max(asked, noise) for peak in row.candidate_each)
-            if row.exact or grown == len(row.candidate_each):
+            if repeats or grown == len(row.candidate_each):
                 worse.append(words)
             else:
                 unsure.append(f"{words} in {grown} of {len(row.candidate_each)} boots")
@@ -47,7 +48,8 @@ def judge_pool(rule: Rule, rows: Sequence[PairedPressure], boots: int) -> tuple[
     if worse:
         return "fail", f"{'; '.join(worse)} ({how})"
     if unsure:
-        return "inconclusive", f"{'; '.join(unsure)} ({how}: watch.probe = true would tell)"
+        more = "more boots" if all(r.exact for r in rows) else "watch.probe = true"
+        return "inconclusive", f"{'; '.join(unsure)} ({how}: {more} would tell)"
     largest = max(r.blocks or 0 for r in rows)
     best = min(rows, key=lambda r: r.change or 0.0)
     gain = ""

@@ -33,6 +33,8 @@ class PressureRow(JudgeRow, frozen=True, kw_only=True):
     notes: list[str] = msgspec.field(default_factory=list)
     ok: int = 0
     failed: int = 0
+    in_flight: int | None = None
+    """Most requests at once, as the client saw it."""
     peak_share: float | None = None
     """Largest sample: a lower bound."""
     peak_blocks: int | None = None
@@ -116,6 +118,7 @@ def _row(
         notes=judged.notes,
         ok=judged.ok,
         failed=judged.failed,
+        in_flight=judged.peak_running_client,
     )
     if not judged.has_figures:
         return base
@@ -181,6 +184,8 @@ class PairedPressure(JudgeRow, frozen=True, kw_only=True):
     """Both peaks come from the probe; otherwise both are sampled."""
     exact_reason: str | None = None
     """Why they are sampled although there was a probe."""
+    alone: bool = False
+    """One request ran at a time on every boot, so that an exact peak repeats."""
     baseline_blocks: int | None = None
     candidate_blocks: int | None = None
     baseline_each: list[int] = msgspec.field(default_factory=list)
@@ -273,6 +278,7 @@ def _paired(
         prefix=kinds.pop() if len(kinds) == 1 else ("mixed" if kinds else "unknown"),
         exact=exact,
         exact_reason=next((f"leg {r.leg}: {r.exact_reason}" for r in both if r.exact_reason not in (None, "no probe")), None),
+        alone=all(r.in_flight == 1 for r in both),
         reason=reason,
         baseline_each=mine,
         candidate_each=other,

@@ -145,6 +145,25 @@ def test_exact_peaks_take_no_such_margin():
     assert judged(made)[0] == "fail"
 
 
+def exact_of_two(base, new):
+    """Exact peaks of every boot while two requests ran at a time."""
+    made = two_arms(base, new)
+    made.cells = [msgspec.structs.replace(c, planned=2, concurrency=2, lag=None) for c in made.cells]
+    made._requests += [msgspec.structs.replace(r, index=1, key=f"{NAME}#1") for r in made._requests]
+    made._probe = {leg.leg: probe_steps((base if leg.arm == "base" else new)[leg.pair]) for leg in made.legs}
+    return made
+
+
+def test_exact_peaks_of_requests_together_have_a_margin_too():
+    """How requests fall into batches differs from boot to boot of one build, however exactly their peak is counted."""
+    status, reason = judged(exact_of_two((62, 65), (66, 67)))
+    assert (status, "exact peaks, margin raised to the baseline's A/A spread of 3 blocks" in reason) == ("pass", True)
+    assert judged(exact_of_two((65, 65), (66, 66)))[0] == "fail"
+    status, reason = judged(exact_of_two((79, 79, 79), (300, 79, 300)))
+    assert status == "inconclusive"
+    assert reason.endswith("79 -> 300 blocks (+279.7 %) in 2 of 3 boots (exact peaks: more boots would tell)")
+
+
 def test_one_boot_is_not_enough():
     assert judged(two_arms(), boots=1)[0] == "inconclusive"
 
