@@ -71,14 +71,14 @@ def retention_grows(where: str, series: Sequence[tuple[int, int]], needed: int) 
     )
 
 
-def pool_not_idle(where: str, settled_blocks: float, idle_blocks: float = 0.0) -> Finding | None:
-    """A pool that holds more blocks after the run was idle than before it (half a block is rounding)."""
-    if settled_blocks - idle_blocks < 0.5:
+def pool_not_idle(where: str, settled_blocks: float) -> Finding | None:
+    """A pool that holds blocks once the engine is idle again (half a block is rounding)."""
+    if settled_blocks < 0.5:
         return None
     return Finding(
         name="pool-does-not-return-to-idle",
-        text=f"{where}: {_n(settled_blocks)} blocks are still in use when idle again; {_n(idle_blocks)} were before.",
-        figures={"settled_blocks": settled_blocks, "idle_blocks": idle_blocks},
+        text=f"{where}: {_n(settled_blocks)} blocks are still in use when idle again.",
+        figures={"settled_blocks": settled_blocks},
     )
 
 

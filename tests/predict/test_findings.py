@@ -40,10 +40,11 @@ def test_retention_that_grows_with_the_prompt() -> None:
 
 def test_pool_that_does_not_return_to_idle() -> None:
     assert pool_not_idle("leg 1", 0.0) is None
-    assert pool_not_idle("leg 1", 3.0, idle_blocks=3.0) is None
+    assert pool_not_idle("leg 1", 0.4) is None
     found = pool_not_idle("leg 1", 7)
     assert found is not None
-    assert "7 blocks are still in use" in found.text
+    assert found.text == "leg 1: 7 blocks are still in use when idle again."
+    assert found.figures == {"settled_blocks": 7}
 
 
 def test_seats() -> None:
