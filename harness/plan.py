@@ -171,8 +171,8 @@ def warmup_cells(scenario: sc.Scenario, cells: list[CellPlan]) -> list[CellPlan]
 
 
 def make_plan(scenario: sc.Scenario, kind: Literal["run", "gate"] = "run") -> Plan:
-    """The legs of a run, or of a gate. Raises ValueError in one sentence when a gate is asked that could decide nothing: there
-    is no [gate] section, or the arms are not declared to differ as its comparison needs.
+    """The legs of a run, or of a gate. Raises ValueError in one sentence when a gate is asked that could decide nothing (there
+    is no [gate] section, or the arms are not declared to differ as its comparison needs) or whose seats would follow the rung.
     """
     if kind == "run":
         return Plan(kind=kind, seed=scenario.seed, legs=_run_legs(scenario))
@@ -182,6 +182,11 @@ def make_plan(scenario: sc.Scenario, kind: Literal["run", "gate"] = "run") -> Pl
     arms = [msgspec.to_builtins(arm_named(scenario, name)) for name in (gate.baseline, gate.candidate)]
     if (void := void_as_declared(declared(*arms), gate.compare)) is not None:
         raise ValueError(f"this gate would be void, so nothing is booted: {void}")
+    if scenario.ladder and scenario.ladder.seats == "rung":
+        raise ValueError(
+            'ladder.seats = "rung" needs a boot for every rung, and a gate measures all rungs on each boot: leave it out and '
+            "give `seats` the number that both arms get, or use `evenhand run`"
+        )
     legs, notes = _gate_legs(scenario, gate)
     return Plan(kind=kind, seed=scenario.seed, legs=legs, notes=notes)
 

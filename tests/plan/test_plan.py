@@ -100,6 +100,13 @@ def test_a_gate_that_no_measurement_could_decide_boots_nothing() -> None:
     assert make_plan(scenario(arm=same, gate=gate())).legs, "a plain run judges no gate"
 
 
+def test_seats_that_would_follow_the_rung_stop_a_gate() -> None:
+    follows = scenario(ladder=sc.Ladder(concurrency=[1, 4], seats="rung"), gate=gate())
+    with pytest.raises(ValueError, match=r'^ladder.seats = "rung" needs a boot for every rung.*leave it out'):
+        make_plan(follows, "gate")
+    assert make_plan(follows).legs
+
+
 def test_arms_override_draft_and_pool() -> None:
     arm = sc.Arm(name="a", engine="reference", draft=sc.Draft(method="mtp", depth=3), pool=sc.PoolSection(bytes="1 GiB"))
     settings = settings_for(scenario(draft=sc.Draft(method="ngram", depth=7)), arm, 4)
