@@ -56,7 +56,8 @@ def cold_proof(rows: list[RequestRow], counters: dict[str, float | None]) -> tup
     if ended and all(c is not None for c in cached):
         total = sum(c or 0 for c in cached)
         return total == 0, None if total == 0 else f"{total} prompt tokens came from the prefix cache"
-    hits = counters.get("cached_prompt_tokens", counters.get("prefix_hits"))
+    known = (counters.get(name) for name in ("cached_prompt_tokens", "prefix_hits"))
+    hits = next((count for count in known if count is not None), None)
     if ended and hits is not None:
         return hits == 0, "by the engine's counter" if hits == 0 else f"the engine's counter rose by {hits:g} cached tokens"
     return None, "cold cache not proved: the engine reports no cached tokens"
