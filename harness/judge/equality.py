@@ -97,8 +97,6 @@ class Comparison(JudgeRow, frozen=True, kw_only=True):
     """Compared pairs in which both sides sent ids."""
     cached_differ: int = 0
     cached_known: int = 0
-    cached_tokens: tuple[int, int] = (0, 0)
-    prompt_tokens: tuple[int, int] = (0, 0)
     not_greedy: int = 0
     """Compared requests whose recorded body does not say temperature 0 literally."""
     classes: dict[str, int] = msgspec.field(default_factory=dict)
@@ -129,7 +127,6 @@ def compare(
     pairs += [Pair(key=k, kind="unpaired", detail="only in B") for k in right if k not in left and k not in odd]
     unpaired = len(pairs)
     same = ids_known = cached_differ = cached_known = not_greedy = 0
-    cached, prompts = [0, 0], [0, 0]
     for key, i in left.items():
         j = right.get(key)
         if j is None or key in odd:
@@ -143,10 +140,6 @@ def compare(
         if pair.cached_tokens is not None:
             cached_known += 1
             cached_differ += not pair.cached_tokens
-            cached[0] += a.cached_tokens[i] or 0
-            cached[1] += b.cached_tokens[j] or 0
-            prompts[0] += a.prompt_tokens[i] or a.prompt_tokens_asked[i]
-            prompts[1] += b.prompt_tokens[j] or b.prompt_tokens_asked[j]
         if pair.kind == "identical" and pair.cached_tokens is not False:
             same += 1
         else:
@@ -171,8 +164,6 @@ def compare(
         ids_known=ids_known,
         cached_differ=cached_differ,
         cached_known=cached_known,
-        cached_tokens=(cached[0], cached[1]),
-        prompt_tokens=(prompts[0], prompts[1]),
         not_greedy=not_greedy,
         classes={k: v for k, v in sorted(classes.items()) if v},
     )

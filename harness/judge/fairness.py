@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, Literal
 
 from evenhand.judge.difference import changes, config_differences, declared, proofs, void_as_declared
 from evenhand.judge.equality import Comparison
+from evenhand.judge.ladder import LadderRow
 from evenhand.judge.view import JudgeRow, RunView
 from evenhand.records import HAS_FIGURES, FileHash, LegRow, Pool
 
 CACHED_POINTS = 0.01
-"""Cached shares of two arms may differ by one point."""
+"""Cached shares of two arms may differ by one point in a cell."""
 
 
 class Reason(JudgeRow, frozen=True, kw_only=True):
@@ -218,12 +220,17 @@ def pairing(comparisons: Sequence[Comparison]) -> list[Reason]:
     return reasons
 
 
-def cache_state(a: tuple[float, float], b: tuple[float, float]) -> list[Reason]:
-    """(cached, looked up) tokens of both arms: a warm cache against a cold one voids times and pool."""
-    if not a[1] or not b[1]:
+def cache_state(rows: Sequence[LadderRow], baseline: Sequence[LegRow], candidate: Sequence[LegRow]) -> list[Reason]:
+    """A cell whose cache is warm for one arm and cold for the other voids times and pool; no rule on these looks at reuse."""
+    shares: dict[str, tuple[list[float], list[float]]] = {}
+    for row in rows:
+        if row.cached_share is not None and row.kind != "reuse" and not row.repeat:
+            for side, legs in enumerate((baseline, candidate)):
+                if row.legs[0] in {leg.leg for leg in legs}:
+                    shares.setdefault(row.cell, ([], []))[side].append(row.cached_share)
+    means = {cell: (fmean(a), fmean(b)) for cell, (a, b) in shares.items() if a and b}
+    unequal = [f"{cell} {100 * a:.1f} % and {100 * b:.1f} %" for cell, (a, b) in means.items() if abs(a - b) > CACHED_POINTS]
+    if not unequal:
         return []
-    shares = a[0] / a[1], b[0] / b[1]
-    if abs(shares[0] - shares[1]) <= CACHED_POINTS:
-        return []
-    text = f"unequal prefix-cache state: {100 * shares[0]:.1f} % and {100 * shares[1]:.1f} % of prompt tokens cached"
+    text = f"unequal prefix-cache state: {', '.join(unequal)} of prompt tokens cached"
     return [Reason(scope=scope, text=text) for scope in ("timing", "pool")]

@@ -238,12 +238,7 @@ def _reasons(
     if shuffled:
         reasons.append(Reason(scope="timing", text=shuffled))
     reasons += [Reason(scope="timing", text=text) for text in timing_voids(*summaries)]
-    known = sum(c.cached_known for c in comparisons)
-    if known and known == sum(c.compared for c in comparisons):
-        a, b = (_reported(comparisons, side) for side in (0, 1))
-    else:
-        a, b = (_counted(run, arm) for arm in (baseline, candidate))
-    return reasons + cache_state(a, b)
+    return reasons + cache_state(cells, measured(run, baseline), measured(run, candidate))
 
 
 def unmeasured(run: RunView, rules: Sequence[Rule], missing: Sequence[Gap]) -> list[Reason]:
@@ -263,21 +258,6 @@ def unmeasured(run: RunView, rules: Sequence[Rule], missing: Sequence[Gap]) -> l
     if "timing" in kinds:
         reasons += [Reason(scope="timing", text=text) for text in told([gap for gap in needed if gap.absent])]
     return reasons
-
-
-def _reported(comparisons: Sequence[Comparison], side: int) -> tuple[float, float]:
-    """(cached, prompt) tokens of one arm, as reported per request."""
-    return sum(c.cached_tokens[side] for c in comparisons), sum(c.prompt_tokens[side] for c in comparisons)
-
-
-def _counted(run: RunView, arm: str) -> tuple[float, float]:
-    """(hits, queries) of the prefix cache over an arm's measured cells, from the engine's counters."""
-    hits = queries = 0.0
-    for cell in run.cells:
-        if cell.arm == arm and cell.kind in COMPARED_KINDS and cell.repeat == 0:
-            hits += cell.counters.get("prefix_hits") or 0
-            queries += cell.counters.get("prefix_queries") or 0
-    return hits, queries
 
 
 def _rule(

@@ -1,6 +1,7 @@
 """What must be equal before two arms are compared."""
 
 import msgspec
+import pytest
 from judge_runs import POOL, gate, sample
 
 from evenhand.judge.gate import judge_gate
@@ -28,3 +29,24 @@ def test_pools_of_equally_many_blocks_of_another_size_are_unequal():
     (row,) = got.pressure
     assert (row.blocks, row.change) == (None, None)
     assert row.reason == "not comparable: blocks of 272 and 544 tokens"
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_one_warm_rung_does_not_hide_among_cold_ones(counted):
+    """Its prompts are a thousandth of all, yet its own times say nothing."""
+
+    def requests(number, arm, cell, i, again):
+        tokens = 8 if cell == "ladder/c=1" else 8000
+        cached = tokens if (cell, arm) == ("ladder/c=1", "new") else 0
+        return {"prompt_tokens": tokens, "prompt_tokens_asked": tokens, "cached_tokens": None if counted else cached}
+
+    def cells(number, arm, cell):
+        asked, hits = (160, 160 * (arm == "new")) if cell == "ladder/c=1" else (160_000, 0)
+        return {"counters": {"prefix_queries": asked, "prefix_hits": hits}}
+
+    rules = {"outputs": "identical", "ttft_p50": {"not_worse_by": 0.05}}
+    names = ("ladder/c=1", "ladder/c=8")
+    got = judge(gate(6, rules, requests, cells=cells if counted else None, cell_names=names))
+    outputs, ttft = got.rules
+    assert (outputs.status, ttft.status) == ("pass", "void")
+    assert ttft.reason == "unequal prefix-cache state: ladder/c=1 0.0 % and 100.0 % of prompt tokens cached"

@@ -209,7 +209,7 @@ def test_b48_a_warm_cache_against_a_cold_one():
         )
     )
     assert got.exit_code == 2
-    assert "unequal prefix-cache state: 0.0 % and 98.0 %" in rule(got, "ttft_p50").reason
+    assert "unequal prefix-cache state: ladder/c=1 0.0 % and 98.0 %" in rule(got, "ttft_p50").reason
     by_request = judge(gate(rules=TIMED, requests=lambda n, arm, c, i, r: {"cached_tokens": 8 if arm == "new" else 0}))
     assert "100.0 %" in rule(by_request, "ttft_p50").reason
     assert rule(by_request).status == "pass"
