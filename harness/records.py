@@ -203,6 +203,7 @@ class Lag(Row, frozen=True, kw_only=True):
     lag_max_s: float | None = None
     """own stamp - kernel stamp, over reads"""
     loop_lag_p99_s: float | None = None
+    """how long the client was away from its sockets: no read is later than that"""
     cpu_per_event_s: float | None = None
     send_lag_max_s: float | None = None
     """open loop: send - scheduled"""

@@ -89,7 +89,7 @@ class Figures(msgspec.Struct, kw_only=True):
     realtime: bool = False
     """The kernel let the client run as soon as it woke."""
     batches_ns: list[int] = []
-    """How long the loop was away from its sockets, per batch of events."""
+    """How long the loop was away from its sockets, each time: reading, sending, writing what is finished, looking around."""
 
 
 class Rung:
@@ -319,7 +319,7 @@ class Rung:
         tick, look = quiet + TICK_NS, _TICK_READS
         timeout = (0.001 if self._due is not None and self._timer is None else TICK_NS / 1e9) * self._unit
         while True:
-            events = poll(0 if self._finished else timeout)
+            busy = events = poll(0 if self._finished else timeout)
             woke = now_ns()
             if not events or not self._finished:  # nothing waits to be read, or nothing to be written
                 quiet = woke
@@ -349,18 +349,20 @@ class Rung:
             if self._due is not None:
                 self._fire_due()
             now = now_ns()
-            if events:
-                batches.append(now - woke)
             if self._finished and (not events or now - quiet > _BUSY_NS):
                 self._write_finished(_SPILL_WHEN_BUSY if events else _SPILL_PER_PASS)
-                quiet = now
+                quiet = now = now_ns()
+                busy = True
             if not self._in_flight and self._all_done():
                 break
             if now >= tick or reads >= look or self._suspect:
                 self.figures.reads = reads
                 if not self._tick(now):
                     break
+                busy, now = True, now_ns()
                 tick, look = now + TICK_NS, reads + _TICK_READS
+            if busy:
+                batches.append(now - woke)
         self.figures.reads = reads
         self.figures.batches_ns = batches.tolist()
 

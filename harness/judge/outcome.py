@@ -78,9 +78,9 @@ def void_reasons(facts: Facts) -> list[str]:
     if lag.clock_steps:
         reasons.append(f"the wall clock stepped {lag.clock_steps} times while kernel stamps were taken")
     limit = facts.lag_share * facts.tpot_s if facts.tpot_s is not None else None
-    if lag.stamp != "kernel" and limit is not None and lag.lag_p99_s is not None and lag.lag_p99_s > limit:
+    if lag.stamp != "kernel" and limit is not None and lag.loop_lag_p99_s is not None and lag.loop_lag_p99_s > limit:
         reasons.append(
-            f"the client lagged {lag.lag_p99_s * 1e3:.3g} ms (p99) without kernel stamps, "
+            f"the client lagged {lag.loop_lag_p99_s * 1e3:.3g} ms (p99) without kernel stamps, "
             f"above {facts.lag_share:.0%} of the median TPOT"
         )
     if facts.closed and cell.kind == "ladder" and facts.tpot_s and lag.turnaround_p50_s is not None:

@@ -127,6 +127,24 @@ def test_without_kernel_stamps_the_fallback_says_so(tmp_path: Path) -> None:
     assert result.lag.lag_p50_s is None
 
 
+@pytest.mark.parametrize("away", ["_tick", "_write_finished"])
+def test_the_loop_counts_all_its_time_away_from_the_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: str) -> None:
+    """Without kernel stamps it is all that is known of how late a read can be."""
+    work = getattr(Rung, away)
+
+    def slow(rung: Rung, *args: Any) -> Any:
+        time.sleep(0.03)
+        return work(rung, *args)
+
+    monkeypatch.setattr(Rung, away, slow)
+    monkeypatch.setattr("evenhand.drive.loop.TICK_NS", 1)
+    with serving(answers()) as server:
+        result = run(server.url, tmp_path, prompts=[[1]] * 3, stamp="user")
+    assert outcomes(result) == [("ok", None)] * 3
+    assert result.lag.loop_lag_p99_s is not None
+    assert result.lag.loop_lag_p99_s >= 0.03
+
+
 def test_reads_are_sealed_with_a_stamp_or_without() -> None:
     exchange = Exchange(index=0, key="k", prompt_sha256="", prompt_tokens_asked=1, offset_ns=1_000_000_000)
     stamp = struct.pack("=qq", 1, 40)

@@ -91,7 +91,7 @@ def test_b26_slots_that_were_never_in_flight():
     ("lag", "word"),
     [
         (Lag(stamp="kernel", turnaround_p50_s=0.021), "starved"),
-        (Lag(stamp="user", lag_p99_s=0.021), "without kernel stamps"),
+        (Lag(stamp="user", loop_lag_p99_s=0.021), "without kernel stamps"),
         (Lag(stamp="kernel", clock_steps=1), "clock stepped"),
     ],
 )
@@ -102,7 +102,7 @@ def test_the_client_was_the_bottleneck(lag, word):
 
 
 @pytest.mark.parametrize(
-    "lag", [Lag(stamp="kernel", turnaround_p50_s=0.019, lag_p99_s=0.5), Lag(stamp="user", lag_p99_s=0.019)]
+    "lag", [Lag(stamp="kernel", turnaround_p50_s=0.019, lag_p99_s=0.5), Lag(stamp="user", loop_lag_p99_s=0.019)]
 )
 def test_a_lag_within_limits_is_no_reason(lag):
     assert rung(some(), lag=lag).outcome == "ok"
