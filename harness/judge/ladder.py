@@ -193,10 +193,13 @@ def cell_row(
     kinds = {columns.gaps_kind[i] for i in good} - {None}
     gaps = columns.gaps_s(good)
     preempted = cell.counters.get("preemptions")
+    short = _short(cell, tokens)
+    early = [f"{short} of {len(good)} requests ended before {cell.output_tokens:,} output tokens"] if short else []
     return msgspec.structs.replace(
         base,
         work=_work(columns, good),
-        short_outputs=_short(cell, tokens),
+        short_outputs=short,
+        notes=[*base.notes, *early],
         tokens_per_s=rate.wall.value,
         tokens_per_s_reason=rate.wall.reason,
         steady_tokens_per_s=rate.steady.value,

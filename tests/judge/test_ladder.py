@@ -27,6 +27,7 @@ def test_b16_tokens_are_counted_not_assumed():
     row = rung(rows, output_tokens=100, end_ns=10 * S)
     assert row.tokens_per_s == 24.0
     assert row.short_outputs == 2
+    assert "2 of 4 requests ended before 100 output tokens" in row.notes
     assert row.work == (4, 32, 240)
 
 
@@ -331,3 +332,9 @@ def test_what_ran_at_once_is_told_of_one_leg_where_a_row_sums_up_several():
     cells = [cell("ladder/c=8", n, concurrency=8, planned=4, lag=None) for n in (0, 1)]
     (row,) = by_arm(run(legs=[leg(0), leg(1)], cells=cells, requests=rows))
     assert (row.planned, row.at_once) == (8, 4)
+
+
+def test_outputs_of_the_length_asked_or_of_unknown_length_are_no_note():
+    assert not [note for note in rung(some(), output_tokens=4).notes if "output tokens" in note]
+    unknown = rung([request(ids=None)], output_tokens=4)
+    assert (unknown.short_outputs, [note for note in unknown.notes if "output tokens" in note]) == (None, [])
