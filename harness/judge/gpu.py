@@ -37,10 +37,12 @@ class GpuSummary(JudgeRow, frozen=True, kw_only=True):
     """Median of those."""
     worked: bool = True
     """False: the device says that it did nothing in any measured window."""
-    slowdowns: dict[str, int] = msgspec.field(default_factory=dict)
+    slowdowns: dict[str, int] | None = None
+    """Reason -> busy samples in which the device gave it; None: not observed."""
     power_cap_share: float | None = None
     power_limits_w: list[float] = msgspec.field(default_factory=list)
-    foreign_pids: list[int] = msgspec.field(default_factory=list)
+    foreign_pids: list[int] | None = None
+    """None: not observed."""
     memory_peak_bytes: int | None = None
 
 
@@ -63,6 +65,7 @@ def _summary(arm: str, uuid: str, rows: list[GpuRow]) -> GpuSummary:
     clocked = [r for r in busy if r.sm_clock_mhz is not None]
     reasons = [r.clock_reasons for r in busy if r.clock_reasons is not None]
     slow = {name: sum(bool(bits & bit) for bits in reasons) for bit, name in _SLOWDOWNS.items()}
+    foreign = [r.foreign_pids for r in rows if r.foreign_pids is not None]
     memory = [r.memory_used_bytes for r in rows if r.memory_used_bytes is not None]
     return GpuSummary(
         arm=arm,
@@ -70,10 +73,10 @@ def _summary(arm: str, uuid: str, rows: list[GpuRow]) -> GpuSummary:
         busy=len(clocked),
         worked=bool(busy),
         clock_mhz=median(r.sm_clock_mhz for r in clocked),
-        slowdowns={name: count for name, count in slow.items() if count},
+        slowdowns={name: count for name, count in slow.items() if count} if reasons else None,
         power_cap_share=sum(bool(bits & _SW_POWER_CAP) for bits in reasons) / len(reasons) if reasons else None,
         power_limits_w=sorted({r.power_limit_w for r in rows if r.power_limit_w is not None}),
-        foreign_pids=sorted({pid for r in rows for pid in r.foreign_pids or ()}),
+        foreign_pids=sorted({pid for pids in foreign for pid in pids}) if foreign else None,
         memory_peak_bytes=max(memory, default=None),
     )
 
@@ -92,7 +95,7 @@ def timing_voids(baseline: Sequence[GpuSummary], candidate: Sequence[GpuSummary]
         where = f"{summary.uuid} under {summary.arm}"
         if summary.foreign_pids:
             reasons.append(f"foreign processes on {where}: pids {', '.join(map(str, summary.foreign_pids))}")
-        reasons += [f"{name} on {where} in {count} busy samples" for name, count in summary.slowdowns.items()]
+        reasons += [f"{name} on {where} in {count} busy samples" for name, count in (summary.slowdowns or {}).items()]
     for uuid in sorted(mine.keys() & other.keys()):
         reasons += _unlike(mine[uuid], other[uuid])
     return reasons
@@ -100,8 +103,11 @@ def timing_voids(baseline: Sequence[GpuSummary], candidate: Sequence[GpuSummary]
 
 def _unlike(a: GpuSummary, b: GpuSummary) -> list[str]:
     reasons = []
-    if len(set(a.power_limits_w) | set(b.power_limits_w)) > 1:
-        reasons.append(f"unequal power limits on {a.uuid}: {_watts(a.power_limits_w)} and {_watts(b.power_limits_w)}")
+    limits = f"on {a.uuid}: {_watts(a.power_limits_w)} and {_watts(b.power_limits_w)}"
+    if not a.power_limits_w or not b.power_limits_w:
+        reasons.append(f"power limit not observed {limits}")
+    elif len({*a.power_limits_w, *b.power_limits_w}) > 1:
+        reasons.append(f"unequal power limits {limits}")
     if a.busy < BUSY_SAMPLES or b.busy < BUSY_SAMPLES or a.clock_mhz is None or b.clock_mhz is None:
         reasons.append(
             f"clock not observed on {a.uuid}: {a.busy} and {b.busy} busy samples with a clock, {BUSY_SAMPLES} are needed"

@@ -360,14 +360,18 @@ def device_table(verdict: Verdict) -> Table | None:
                 "-" if gpu.power_cap_share is None else f"{gpu.power_cap_share * 100:.1f}",
                 "/".join(f"{w:g}" for w in gpu.power_limits_w) or "-",
                 gib(gpu.memory_peak_bytes),
-                ", ".join(f"{name} in {count}" for name, count in gpu.slowdowns.items()) or "none",
-                ", ".join(map(str, gpu.foreign_pids)) or "none",
+                _observed(None if gpu.slowdowns is None else [f"{name} in {count}" for name, count in gpu.slowdowns.items()]),
+                _observed(gpu.foreign_pids),
             ]
             for gpu in verdict.gpu
         ],
         notes=[f"one device: {uuid}" for uuid in devices if len(devices) == 1],
         simulated=verdict.simulated,
     )
+
+
+def _observed(found: Sequence[object] | None) -> str:
+    return "not observed" if found is None else ", ".join(map(str, found)) or "none"
 
 
 def memory_table(verdict: Verdict) -> Table | None:

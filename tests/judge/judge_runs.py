@@ -97,7 +97,9 @@ def sample(t_s: float, leg: int = 0, status: str = "ok", flags: list[str] | None
 
 
 def gpu(leg: int, t_s: float, **kw: Any) -> GpuRow:
-    base: dict[str, Any] = {"uuid": "GPU-a", "index": 0, "utilisation_pct": 90.0, "sm_clock_mhz": 1650, "clock_reasons": 0}
+    base: dict[str, Any] = {
+        "uuid": "GPU-a", "index": 0, "utilisation_pct": 90.0, "sm_clock_mhz": 1650, "clock_reasons": 0, "power_limit_w": 700.0,
+    }  # fmt: skip
     return GpuRow(leg=leg, t_ns=round(t_s * S), **(base | kw))
 
 

@@ -30,6 +30,8 @@ def voids(base, new, count=40):
         ({"clock_reasons": 0x4}, {"clock_reasons": 0x4}, None),
         ({}, {"clock_reasons": 0x4}, "unequal power capping on GPU-a: 0 % and 100 %"),
         ({"power_limit_w": 700.0}, {"power_limit_w": 500.0}, "unequal power limits on GPU-a: 700 W and 500 W"),
+        ({"power_limit_w": None}, {"power_limit_w": None}, "power limit not observed on GPU-a: unknown and unknown"),
+        ({}, {"power_limit_w": None}, "power limit not observed on GPU-a: 700 W and unknown"),
         ({}, {"foreign_pids": [77]}, "foreign processes on GPU-a under new: pids 77"),
         ({"uuid": "GPU-b"}, {}, "different devices"),
         ({"sm_clock_mhz": None}, {"sm_clock_mhz": None}, "clock not observed"),
@@ -49,6 +51,13 @@ def test_b78_missing_readings_are_null_and_said():
     unknown = {"utilisation_pct": None, "sm_clock_mhz": None, "clock_reasons": None}
     assert voids(unknown, unknown) == ["clock not observed on GPU-a: 0 and 0 busy samples with a clock, 30 are needed"]
     assert voids({"utilisation_pct": None}, {"utilisation_pct": None}) == []
+
+
+def test_what_a_container_hides_is_not_none():
+    rows = {0: [gpu(0, 0.5, clock_reasons=None, foreign_pids=None)], 1: [gpu(1, 0.5, foreign_pids=[])]}
+    hidden, seen = (summarise(arm, [cell(leg=n, arm=arm)], rows)[0] for n, arm in enumerate(("base", "new")))
+    assert (hidden.slowdowns, hidden.foreign_pids) == (None, None)
+    assert (seen.slowdowns, seen.foreign_pids) == ({}, [])
 
 
 def test_samples_outside_measured_cells_do_not_count():

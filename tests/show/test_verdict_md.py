@@ -20,6 +20,7 @@ from evenhand.judge.verdict import Verdict, decode
 from evenhand.show.junit import junit_xml
 from evenhand.show.table import SIMULATED, escape
 from evenhand.show.verdict_md import COMMENT_LIMIT, claimed, placeless, verdict_markdown, verdict_text, write_verdict_files
+from evenhand.show.verdict_tables import device_table
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,20 @@ def test_timing_shows_interval_noise_and_power(rich: Verdict) -> None:
     assert slow["pairs (had / needed)"] == "6 / 6"
     assert same["change (%)"] == "0.0"
     assert slow["A/A spread (%)"] == "4.1"
+
+
+def test_what_no_device_told_is_not_observed(rich: Verdict) -> None:
+    hidden, clean, slow = (
+        msgspec.structs.replace(rich.gpu[0], slowdowns=slowdowns, foreign_pids=pids)
+        for slowdowns, pids in ((None, None), ({}, []), ({"hardware slowdown": 3}, [7, 8]))
+    )
+    table = device_table(msgspec.structs.replace(rich, gpu=[hidden, clean, slow]))
+    assert table is not None
+    assert [row[-2:] for row in table.rows] == [
+        ["not observed", "not observed"],
+        ["none", "none"],
+        ["hardware slowdown in 3", "7, 8"],
+    ]
 
 
 def test_a_large_cached_prefix_stands_apart(rich: Verdict) -> None:
