@@ -84,7 +84,7 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool = False
     died: str | None = None
     limit: str | None = None
-    """ "client limit: ...": this machine could not hold the asked concurrency; nothing was sent."""
+    """ "client limit: ...": this machine could not hold the asked concurrency, or lost a client process."""
 
 
 def run_cell(spec: CellSpec) -> CellResult:
@@ -170,14 +170,15 @@ def finish(spec: CellSpec, parts: Sequence[Figures]) -> CellResult:
     rows = [item.row for item in decoded]
     sends = [row.send_ns for row in rows if row.send_ns is not None]
     ends = [row.end_ns for row in rows if row.end_ns is not None]
+    limit = next((part.limit for part in parts if part.limit is not None), None)
     return CellResult(
         rows=rows,
         lag=lag_of(decoded, parts),
         start_ns=min(sends, default=None),
         end_ns=max(ends, default=None),
-        interrupted=any(part.interrupted for part in parts),
+        interrupted=limit is None and any(part.interrupted for part in parts),  # else the others were told to stop
         died=next((part.died for part in parts if part.died is not None), None),
-        limit=next((part.limit for part in parts if part.limit is not None), None),
+        limit=limit,
     )
 
 

@@ -57,6 +57,7 @@ class _Client:
         self.ready = self.closed = False
         self.progress: Progress | None = None
         self.figures: Figures | None = None
+        self.lost = "client limit: a client process ended without figures"
 
     def read(self) -> None:
         """What it said since."""
@@ -113,7 +114,7 @@ def run_spread(
     on_progress: Callable[[Progress], None] | None,
     stop: Stop | None,
 ) -> list[Figures]:
-    """Run the rung and give every process's figures. A worker that dies is a client limit, said so in its figures."""
+    """Run the rung and give every process's figures. A worker that dies or is late is a limit of the client."""
     metas = [(r.number, r.key, r.prompt_sha256, r.prompt_tokens_asked) for r in requests]
     marks = [0]
     cores = pins(processes, sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else [None] * processes
@@ -154,8 +155,7 @@ def run_spread(
                     client.process.kill()
                     client.process.wait()
                 client.stdout.close()
-    lost = Figures(limit="client limit: a client process ended without figures")
-    return [client.figures or lost for client in clients]
+    return [client.figures or Figures(limit=client.lost) for client in clients]
 
 
 def _watch(
@@ -185,8 +185,12 @@ def _watch(
             for client in clients:
                 client.tell(f"go {time.monotonic_ns() + _START_AHEAD_NS}")
             opened = now
-        stopping = (stop is not None and stop.is_set()) or broken or (not started and now - opened > ready_s)
-        if stopping and not told:
+        if not started and now - opened > ready_s:
+            for client in clients:
+                if not client.ready:
+                    client.lost = f"client limit: a client process was not ready within {ready_s:.3g} s"
+                    client.process.kill()
+        if not told and (broken or (stop is not None and stop.is_set())):
             told = True
             for client in clients:
                 client.tell("stop")

@@ -20,6 +20,8 @@ import pytest
 from server import Server, answers, serving, tokens
 from wire import HEAD, chunk, event, text
 
+from evenhand.boot import proc
+from evenhand.drive import spread
 from evenhand.drive.cell import CellResult, CellSpec, recover, run_cell
 from evenhand.drive.decode import Read, reads_of
 from evenhand.drive.loop import Progress, Rung, seal
@@ -452,6 +454,42 @@ def test_several_processes_stop_together(tmp_path: Path) -> None:
         result = run(server.url, tmp_path, prompts=[[1]] * 20, concurrency=4, processes=2, stop=stop)
     assert result.interrupted
     assert outcomes(result) == [("interrupted", "interrupted")] * 4
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_client_process_that_is_killed_is_a_limit_of_the_client(tmp_path: Path, processes: int) -> None:
+    """The others are told to stop, but nobody interrupted the run."""
+
+    def script(sock: socket.socket, number: int, request: bytes) -> None:
+        if number == 4:
+            workers = [one for one in proc.below([os.getpid()]) if one.ppid == os.getpid()]
+            os.kill(workers[-1].pid, signal.SIGKILL)
+        if number >= 4:
+            sock.recv(1)
+        sock.sendall(tokens(4))
+
+    with serving(script) as server:
+        asked = "auto" if processes == 1 else processes
+        result = run(server.url, tmp_path, prompts=[[1]] * 20, concurrency=4, processes=asked)
+    assert result.limit == "client limit: a client process ended without figures"
+    assert not result.interrupted
+
+
+def test_a_client_process_that_is_late_is_a_limit_of_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = spread._start
+
+    def stuck(*args: Any) -> subprocess.Popen[bytes]:
+        process = start(*args)
+        process.send_signal(signal.SIGSTOP)
+        return process
+
+    monkeypatch.setattr(spread, "_READY_S", -0.9)
+    monkeypatch.setattr(spread, "_start", stuck)
+    with serving(answers()) as server:
+        result = run(server.url, tmp_path, processes="auto", deadlines=Deadlines(connect_s=1))
+    assert result.limit == "client limit: a client process was not ready within 0.1 s"
+    assert not result.interrupted
+    assert (result.rows, server.requests) == ([], [])
 
 
 def certificate(folder: Path) -> ssl.SSLContext:
