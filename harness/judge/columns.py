@@ -164,6 +164,11 @@ def _view(numbers: array[int], kind: Any = np.int64) -> NDArray[Any]:
     return np.frombuffer(numbers, dtype=kind) if len(numbers) else np.empty(0, dtype=kind)
 
 
+def sample_ns(row: SampleRow) -> int:
+    """When the server rendered the sample: its first byte, else the middle of the scrape."""
+    return row.first_byte_ns if row.first_byte_ns is not None else (row.start_ns + row.end_ns) // 2
+
+
 class Reader:
     """A run of which each file is read at most once."""
 
@@ -184,9 +189,9 @@ class Reader:
         return self._columns[leg]
 
     def samples(self, leg: int) -> Sequence[SampleRow]:
-        """Scrapes of a leg."""
+        """Scrapes of a leg, in order of time."""
         if leg not in self._samples:
-            self._samples[leg] = self.run.samples(leg)
+            self._samples[leg] = sorted(self.run.samples(leg), key=sample_ns)
         return self._samples[leg]
 
     def gpu(self, leg: int) -> Sequence[GpuRow]:

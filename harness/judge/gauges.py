@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
-from evenhand.judge.columns import longest_gap
+from evenhand.judge.columns import longest_gap, sample_ns
 from evenhand.judge.stats import extent
 from evenhand.judge.view import JudgeRow
 from evenhand.records import CellRow, Pool, SampleRow
 
 
-def sample_ns(row: SampleRow) -> int:
-    """When the server rendered the sample: its first byte, else the middle of the scrape."""
-    return row.first_byte_ns if row.first_byte_ns is not None else (row.start_ns + row.end_ns) // 2
-
-
-def inside(samples: Sequence[SampleRow], start_ns: int | None, end_ns: int | None) -> list[SampleRow]:
-    """Samples rendered between the first send and the last byte of a cell, in order of time."""
+def inside(samples: Sequence[SampleRow], start_ns: int | None, end_ns: int | None) -> Sequence[SampleRow]:
+    """Samples, in order of time as Reader has them, rendered between the first send and the last byte of a cell."""
     if start_ns is None or end_ns is None:
         return []
-    return sorted((s for s in samples if start_ns <= sample_ns(s) <= end_ns), key=sample_ns)
+    return samples[bisect_left(samples, start_ns, key=sample_ns) : bisect_right(samples, end_ns, key=sample_ns)]
 
 
 class Peak(JudgeRow, frozen=True, kw_only=True):
@@ -168,13 +164,6 @@ def settled(samples: Sequence[SampleRow], cell: CellRow, until_ns: int | None) -
     """Usage in the last sample after the cell went idle and before the next one began."""
     if cell.settle_ns is None:
         return None
-    late = [
-        s
-        for s in samples
-        if s.status == "ok"
-        and cell.end_ns is not None
-        and sample_ns(s) >= cell.end_ns
-        and (until_ns is None or sample_ns(s) < until_ns)
-        and s.values.get("usage") is not None
-    ]
-    return max(late, key=sample_ns).values["usage"] if late else None
+    end = None if until_ns is None else bisect_left(samples, until_ns, key=sample_ns)
+    idle = samples[bisect_left(samples, cell.settle_ns, key=sample_ns) : end]
+    return next((usage for s in reversed(idle) if s.status == "ok" and (usage := s.values.get("usage")) is not None), None)

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
+from evenhand.judge.columns import sample_ns
 from evenhand.judge.equality import Comparison
-from evenhand.judge.gauges import blocks_of, sample_ns
+from evenhand.judge.gauges import blocks_of
 from evenhand.judge.ladder import LadderRow
 from evenhand.judge.pressure import PressureRow
 from evenhand.judge.timing import TimingResult
@@ -169,7 +170,7 @@ def _usage(judged: Judged, row: PressureRow, leg: LegRow, cell: CellRow, in_bloc
     end = max(n for n in (cell.end_ns, cell.settle_ns, start) if n is not None) + 500_000_000
     later = [c.start_ns for c in judged.run.cells if c.leg == cell.leg and c.start_ns is not None and c.start_ns > start]
     end = min([end, *later])
-    seen = sorted((s for s in judged.reader.samples(row.leg) if start <= sample_ns(s) < end), key=sample_ns)
+    seen = [s for s in judged.reader.samples(row.leg) if start <= sample_ns(s) < end]
     usable = _usable(leg)
     scale = 100 / usable if usable else None
     exact = row.exact_blocks

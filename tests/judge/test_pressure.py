@@ -72,6 +72,18 @@ def test_a_pool_that_does_not_come_back():
     assert pressure_rows(two_arms(settle=3 / 899))[0].settle_blocks == 3
 
 
+def test_what_stayed_behind_is_read_once_the_engine_is_idle():
+    """A sample between the last byte and the idle engine still shows the request's own blocks."""
+    early = at_blocks(1.1, 9)
+    times = {"prompt_tokens": L, "planned": 1, "end_ns": S, "settle_ns": 2 * S, "output_tokens": None}
+    busy = run(cells=[cell(NAME, **times)], requests=[request(f"{NAME}#0")], samples=[at_blocks(0.5, 20), early])
+    row = pressure_rows(busy)[0]
+    assert (row.settle_blocks, row.settle_reason) == (None, "no sample after the engine went idle")
+    shuffled = [at_blocks(2.5, 0), early, at_blocks(0.5, 20), at_blocks(2.2, 7)]
+    row = pressure_rows(run(cells=busy.cells, requests=busy.requests(), samples=shuffled))[0]
+    assert (row.settle_blocks, row.peak_blocks, row.samples) == (0, 20, 1)
+
+
 def test_rows_with_a_large_cached_prefix_stand_apart():
     assert [pairs(two_arms(cached=c))[0].prefix for c in (0, 100, 7000)] == ["none", "some", "large"]
 
