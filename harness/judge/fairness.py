@@ -180,6 +180,13 @@ def _set(values: Iterable[Any]) -> str:
     return " and ".join(sorted("unknown" if v is None else str(v) for v in values))
 
 
+def not_read_back(legs: Sequence[LegRow]) -> list[str]:
+    """A note on what no engine told of itself, if anything: unknown on both arms is not equal, but voids nothing."""
+    known = {"configuration": any(leg.config for leg in legs), "seats": any(leg.seats_resolved is not None for leg in legs)}
+    unread = ", ".join(what for what, read in known.items() if not read)
+    return [f"not read back from either arm's engine, so not proved equal: {unread}"] if unread else []
+
+
 _MAY_CONFIGURE = {"argument", "environment variable", "option", "draft", "seats", "pool"}
 """Differences that may show in the effective configuration."""
 

@@ -11,7 +11,7 @@ import msgspec
 
 from evenhand.judge.columns import Columns, Reader
 from evenhand.judge.equality import Comparison, compare, margins_of
-from evenhand.judge.fairness import Reason, cache_state, measured, pairing, proof
+from evenhand.judge.fairness import Reason, cache_state, measured, not_read_back, pairing, proof
 from evenhand.judge.figures import timing_legs
 from evenhand.judge.gaps import Gap, gaps, told, without_metrics
 from evenhand.judge.gpu import GpuSummary, summarise, timing_voids
@@ -102,7 +102,7 @@ def judge_gate(
         rules=verdicts,
         reasons=reasons,
         claims=claims(run, baseline, candidate, verdicts, outputs, paired, a_legs, b_legs),
-        notes=notes(run, cells, comparisons, summaries, run.manifest.simulated),
+        notes=[*notes(run, cells, comparisons, summaries, run.manifest.simulated), *not_read_back([*a_legs, *b_legs])],
         not_measured=not_measured(run, cells, watched, any(summaries), rules=rules, gaps=missing, outputs=outputs),
         widen=widen(run, rules, paired, timing, boots),
         power=plan_power(gate.get("rules", {}), pairs),
@@ -307,7 +307,8 @@ def _engine_errors(rule: Rule, a_legs: Sequence[LegRow], b_legs: Sequence[LegRow
     unread = [leg.leg for leg in b_legs if leg.log_errors is None]
     if unread:
         return "void", f"no data: the log of leg {', '.join(map(str, unread))} was not read for errors"
-    mine, base = (sum(leg.log_errors or 0 for leg in legs) for legs in (b_legs, a_legs))
+    mine = sum(leg.log_errors or 0 for leg in b_legs)
+    base = "unread" if any(leg.log_errors is None for leg in a_legs) else sum(leg.log_errors or 0 for leg in a_legs)
     said = f"{mine} ERROR lines on the candidate, {base} on the baseline"
     if mine > rule.limit:
         return "fail", said

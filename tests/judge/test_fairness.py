@@ -50,3 +50,26 @@ def test_one_warm_rung_does_not_hide_among_cold_ones(counted):
     outputs, ttft = got.rules
     assert (outputs.status, ttft.status) == ("pass", "void")
     assert ttft.reason == "unequal prefix-cache state: ladder/c=1 0.0 % and 100.0 % of prompt tokens cached"
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        ({}, None),
+        ({"config": {}}, "not read back from either arm's engine, so not proved equal: configuration"),
+        (
+            {"config": {}, "seats_resolved": None},
+            "not read back from either arm's engine, so not proved equal: configuration, seats",
+        ),
+    ],
+)
+def test_what_neither_engine_told_is_a_note_and_no_void(read, words):
+    """An attached server may tell nothing: that is no reason to compare nothing, and no equality either."""
+    got = judge(gate(legs=lambda number, arm: read))
+    assert (got.status, got.reasons) == ("pass", [])
+    assert [note for note in got.notes if "read back" in note] == ([words] if words else [])
+
+
+def test_an_unread_log_of_the_baseline_is_not_free_of_errors():
+    got = judge(gate(rules={"engine_errors": 0}, legs=lambda number, arm: {"log_errors": None if number == 3 else 0}))
+    assert (got.rules[0].status, got.rules[0].reason) == ("pass", "0 ERROR lines on the candidate, unread on the baseline")
