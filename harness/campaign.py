@@ -176,7 +176,7 @@ class Campaign:
 
     def _cells(self, leg: LegPlan, folder: Path, booted: Running, sampler: Sampler) -> None:
         def progress(cell: CellPlan, progress: Progress) -> None:
-            latest = sampler.latest() or {}
+            latest = (sampler.latest() or {}).get("values", {})
             self._say(
                 leg,
                 "requests",
