@@ -27,9 +27,9 @@ from evenhand.units import parse_bytes
 
 MAX_SCENARIO_BYTES = 1 << 20
 MAX_CONCURRENCY = 16384
+"""Streams of one client: each has a socket and a source port of its own."""
 MAX_DEADLINE_S = 7 * 24 * 3600
 MAX_PAIRS = 1000
-"""Streams of one client: each has a socket and a source port of its own."""
 METHODS = ("draft_model", "ngram", "mtp", "eagle", "eagle3", "dflash", "suffix", "medusa")
 
 

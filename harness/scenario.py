@@ -144,7 +144,7 @@ class Gate(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pairs: int = 2
     """Boots per arm, in ABBA order."""
     control: bool = True
-    """A/A legs beside the pairs."""
+    """The baseline against itself: its first counted boot measures every cell twice, and a single pair gets one more boot."""
     warm_boot: bool = True
     rules: dict[str, Any] = {}
     """outputs = "identical" | "identical text" | "no worse than control"; peak_pool = "not worse" | {blocks = 1};

@@ -9,7 +9,7 @@ import msgspec
 
 from evenhand.judge.columns import Reader
 from evenhand.judge.ladder import LadderRow, ladder_rows
-from evenhand.judge.stats import Matched, geomean_ratio, median, percentile, percentile_adjusted
+from evenhand.judge.stats import median, percentile, percentile_adjusted
 from evenhand.judge.view import RunView
 
 SEVERITY = ("ok", "queued", "clamped", "interrupted", "void", "not_run", "refused", "launch_failed", "died")
@@ -119,16 +119,6 @@ def ranking(rows: Sequence[LadderRow]) -> dict[str, list[LadderRow]]:
         for cell, found in groups.items()
         if len(found) > 1 and len({r.work for r in found}) == 1
     }
-
-
-def speed_ratio(rows: Sequence[LadderRow], baseline: str, candidate: str) -> Matched:
-    """Geometric mean of candidate/baseline tokens per second over the cells in which both have figures for the same work."""
-    unlike = different_work(rows)
-    rates: dict[str, dict[str, float | None]] = {baseline: {}, candidate: {}}
-    for row in rows:
-        if row.arm in rates:
-            rates[row.arm][row.cell] = row.tokens_per_s if row.has_figures and row.cell not in unlike else None
-    return geomean_ratio(rates[baseline], rates[candidate])
 
 
 def different_work(rows: Sequence[LadderRow]) -> dict[str, str]:

@@ -26,7 +26,6 @@ def timing_legs(
     rows: Sequence[LadderRow],
     baseline: Sequence[LegRow],
     candidate: Sequence[LegRow],
-    control: Sequence[LegRow],
     comparisons: Sequence[Comparison],
 ) -> dict[str, Legs]:
     """Figures of every timing rule. `rows`: judged cells per leg, of the ladder where there is one, else of the pressure run.
@@ -35,7 +34,7 @@ def timing_legs(
     error-adjusted one for all of them. A p50 of a long prompt, which may be one request, is the plain median.
     """
     kinds = {"ladder"} if any(r.kind == "ladder" for r in rows) else {"pressure"}
-    legs = {leg.leg for leg in (*baseline, *candidate, *control)}
+    legs = {leg.leg for leg in (*baseline, *candidate)}
     chosen = {(r.legs[0], r.cell): r for r in rows if r.kind in kinds and r.repeat == 0 and r.legs[0] in legs}
     cells = list(dict.fromkeys(cell for _, cell in chosen))
     failing = {cell for (_, cell), r in chosen.items() if r.has_figures and r.failed + r.interrupted}
@@ -43,7 +42,7 @@ def timing_legs(
     for rule in rules:
         missing: list[str] = []
         by_leg: dict[int, dict[str, float]] = {}
-        for leg in (*baseline, *candidate, *control):
+        for leg in (*baseline, *candidate):
             figures = {}
             for cell in cells:
                 row = chosen.get((leg.leg, cell))
@@ -61,7 +60,7 @@ def timing_legs(
         found[rule.name] = Legs(
             baseline=[a for a, _ in paired],
             candidate=[b for _, b in paired],
-            control=_control(by_leg, baseline, control),
+            control=_control(by_leg, baseline),
             order=[(a.leg, b.leg) for a, b in zip(baseline, candidate, strict=False)],
             missing=missing,
         )
@@ -87,19 +86,15 @@ def _figure(rule: Rule, reader: Reader, leg: int, row: LadderRow, failing: bool)
 
 
 def _control(
-    by_leg: Mapping[int, dict[str, float]], baseline: Sequence[LegRow], control: Sequence[LegRow]
+    by_leg: Mapping[int, dict[str, float]], baseline: Sequence[LegRow]
 ) -> list[tuple[dict[str, float], dict[str, float]]]:
-    """The baseline's boots against each other: extra control boots against the boots of their pair, else two by two.
+    """The baseline's boots against each other, two by two.
 
     Earlier and later boots change places from one to the next, as the arms do in ABBA, so that a drift cancels.
     """
-    extra = {leg.pair: leg for leg in control if leg.pair is not None}
-    if extra:
-        matched = [(leg, extra[leg.pair]) for leg in baseline if leg.pair in extra]
-    else:
-        in_time = sorted(baseline, key=lambda leg: leg.leg)
-        matched = list(zip(in_time[::2], in_time[1::2], strict=False))
-        matched = [(b, a) if n % 2 else (a, b) for n, (a, b) in enumerate(matched)]
+    in_time = sorted(baseline, key=lambda leg: leg.leg)
+    matched = list(zip(in_time[::2], in_time[1::2], strict=False))
+    matched = [(b, a) if n % 2 else (a, b) for n, (a, b) in enumerate(matched)]
     return [
         (by_leg[a.leg], by_leg[b.leg])
         for a, b in matched

@@ -77,7 +77,7 @@ def judge_gate(
     timing: list[TimingResult] = []
     if timing_rules:
         a, b = [a for a, _ in matched], [b for _, b in matched]
-        timing = judge_timing(timing_rules, timing_legs(timing_rules, reader, cells, a, b, control_legs, comparisons), seed)
+        timing = judge_timing(timing_rules, timing_legs(timing_rules, reader, cells, a, b, comparisons), seed)
     mode = next((r.mode for r in rules if r.kind == "outputs"), None)
     if mode or comparisons:
         planted = _planted(run, reader, a_legs, control_legs)
@@ -101,8 +101,8 @@ def judge_gate(
         exit_code=code,
         rules=verdicts,
         reasons=reasons,
-        claims=claims(run, baseline, candidate, verdicts, outputs, paired, a_legs, b_legs),
-        notes=[*notes(run, cells, comparisons, summaries, run.manifest.simulated), *not_read_back([*a_legs, *b_legs])],
+        claims=claims(run, baseline, candidate, verdicts, a_legs, b_legs),
+        notes=[*notes(run, cells, comparisons, summaries), *not_read_back([*a_legs, *b_legs])],
         not_measured=not_measured(run, cells, watched, any(summaries), rules=rules, gaps=missing, outputs=outputs),
         widen=widen(run, rules, paired, timing, boots),
         power=plan_power(gate.get("rules", {}), pairs),

@@ -8,7 +8,6 @@ from evenhand.judge.difference import width
 from evenhand.judge.equality import Comparison
 from evenhand.judge.gpu import GpuSummary
 from evenhand.judge.ladder import LadderRow
-from evenhand.judge.outputs import OutputsResult
 from evenhand.judge.pressure import PairedPressure
 from evenhand.judge.rules import Rule, pairs_needed
 from evenhand.judge.timing import TimingResult
@@ -39,8 +38,6 @@ def claims(
     baseline: str,
     candidate: str,
     verdicts: Sequence[RuleVerdict],
-    outputs: OutputsResult | None,
-    paired: Sequence[PairedPressure],
     a_legs: Sequence[LegRow],
     b_legs: Sequence[LegRow],
 ) -> list[str]:
@@ -63,11 +60,10 @@ def notes(
     cells: Sequence[LadderRow],
     comparisons: Sequence[Comparison],
     summaries: Sequence[Sequence[GpuSummary]],
-    simulated: bool,
 ) -> list[str]:
     """What a reader must know beside the verdict."""
     found = []
-    if simulated:
+    if run.manifest.simulated:
         found.append("reference model, not a measurement")
     found += [f"{r.arm} {r.cell}, leg {r.legs[0]}: {r.outcome}: {r.reason}" for r in cells if r.outcome != "ok"]
     found += [f"{r.arm} {r.cell}: {note}" for r in cells for note in r.notes]

@@ -1,11 +1,9 @@
-"""Percentiles, means and matched comparisons, in which nothing is ever silently 0 or NaN."""
+"""Percentiles, peaks and changes, in which nothing is ever silently 0 or NaN."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-
-import msgspec
+from collections.abc import Iterable, Sequence
 
 from evenhand.judge.view import JudgeRow
 
@@ -72,17 +70,16 @@ def median(values: Iterable[float | None]) -> float | None:
 
 
 class Extent(JudgeRow, frozen=True, kw_only=True):
-    """Peak and mean of a gauge, with what was left out."""
+    """Peak of a gauge, with what was left out."""
 
     peak: float | None = None
-    mean: float | None = None
     n: int = 0
     nonfinite: int = 0
     out_of_range: int = 0
 
 
 def extent(values: Iterable[float | None], low: float | None = None, high: float | None = None) -> Extent:
-    """Peak and mean over finite values within [low, high]; the others are counted and never clipped."""
+    """Peak over finite values within [low, high]; the others are counted and never clipped."""
     finite: list[float] = []
     nonfinite = outside = 0
     for value in values:
@@ -96,35 +93,7 @@ def extent(values: Iterable[float | None], low: float | None = None, high: float
             finite.append(value)
     if not finite:
         return Extent(nonfinite=nonfinite, out_of_range=outside)
-    return Extent(
-        peak=max(finite), mean=math.fsum(finite) / len(finite), n=len(finite), nonfinite=nonfinite, out_of_range=outside
-    )
-
-
-class Matched(JudgeRow, frozen=True, kw_only=True):
-    """A geometric mean ratio b/a over the keys that both sides measured."""
-
-    ratio: float | None = None
-    pairs: int = 0
-    only_a: list[str] = msgspec.field(default_factory=list)
-    only_b: list[str] = msgspec.field(default_factory=list)
-    reason: str | None = None
-
-
-def geomean_ratio(a: Mapping[str, float | None], b: Mapping[str, float | None]) -> Matched:
-    """exp(mean(log(b/a))) over matched keys with positive values; what is not matched is named, never averaged in."""
-
-    def usable(side: Mapping[str, float | None]) -> dict[str, float]:
-        return {k: v for k, v in side.items() if v is not None and math.isfinite(v) and v > 0}
-
-    left, right = usable(a), usable(b)
-    keys = sorted(left.keys() & right.keys())
-    only_a = sorted((left.keys() | (a.keys() - b.keys())) - right.keys())
-    only_b = sorted((right.keys() | (b.keys() - a.keys())) - left.keys())
-    if not keys:
-        return Matched(only_a=only_a, only_b=only_b, reason="no pair was measured on both sides")
-    mean = math.fsum(math.log(right[k] / left[k]) for k in keys) / len(keys)
-    return Matched(ratio=math.exp(mean), pairs=len(keys), only_a=only_a, only_b=only_b)
+    return Extent(peak=max(finite), n=len(finite), nonfinite=nonfinite, out_of_range=outside)
 
 
 def change(baseline: float | None, candidate: float | None) -> Figure:

@@ -120,14 +120,14 @@ def state_dtype_doubles(shape: ModelShape, depth: int, seats: int, state_dtype: 
     )
 
 
-def refusal_figure(shape: ModelShape, depth: int, seats: int, printed_gib: float, *, decimals: int = 2) -> Finding | None:
-    """An engine's own figure of the state needed that the arithmetic does not give, GiB as printed with `decimals` places.
+def refusal_figure(shape: ModelShape, depth: int, seats: int, printed_gib: float) -> Finding | None:
+    """An engine's own figure of the state needed that the arithmetic does not give, GiB as printed with two decimals.
 
     need = state_page * state_layers * (1 + depth) * seats. When need divided (or multiplied) by a layer or group count prints
     as the engine's figure, that factor is named: 0.90 against 43.40 GiB is one layer of 48.
     """
     need = state_bytes_needed(shape, depth, seats) / GIB
-    if not need or round(need, decimals) == round(printed_gib, decimals):
+    if not need or round(need, 2) == round(printed_gib, 2):
         return None
     counts = {
         "state layers": shape.state_layers,
@@ -137,7 +137,7 @@ def refusal_figure(shape: ModelShape, depth: int, seats: int, printed_gib: float
     }
     factor, what = 0, ""
     for name, count in counts.items():
-        if count > 1 and round(printed_gib, decimals) in (round(need / count, decimals), round(need * count, decimals)):
+        if count > 1 and round(printed_gib, 2) in (round(need / count, 2), round(need * count, 2)):
             factor, what = count, name
             break
     page = state_page_bytes(shape, depth)
@@ -147,7 +147,7 @@ def refusal_figure(shape: ModelShape, depth: int, seats: int, printed_gib: float
     return Finding(
         name="refusal-figure-not-derivable",
         text=(
-            f"the engine says {printed_gib:.{decimals}f} GiB of state; {page:,} B * {shape.state_layers} layers * "
+            f"the engine says {printed_gib:.2f} GiB of state; {page:,} B * {shape.state_layers} layers * "
             f"{slots_per_seat(depth)} slots * {seats} sequences are {need:.2f} GiB: {told}."
         ),
         figures={"printed_gib": printed_gib, "need_gib": need, **({"factor": factor} if factor else {})},

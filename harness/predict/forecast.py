@@ -65,7 +65,7 @@ class EngineForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `render` prints."""
+    """What a model needs of every engine, and what a reader must know of it."""
 
     model: Model
     budget: Budget
@@ -114,7 +114,7 @@ def predict(
     )
 
 
-def rule_for(shape: ModelShape, budget: Budget, block: int, *, unified: bool = True, fix: bool | None = None) -> Rule:
+def rule_for(shape: ModelShape, budget: Budget, block: int, *, unified: bool, fix: bool) -> Rule:
     """How an engine with this budget walks through a prompt; with separate pools only attention takes blocks."""
     return Rule(
         block=block,
@@ -124,7 +124,7 @@ def rule_for(shape: ModelShape, budget: Budget, block: int, *, unified: bool = T
         state_groups=state_groups(shape) if unified else 0,
         in_flight=budget.in_flight,
         drafter=budget.drafter,
-        fix=budget.null_gap_fix if fix is None else fix,
+        fix=fix,
         align=budget.prefix_caching,
     )
 

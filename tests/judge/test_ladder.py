@@ -3,7 +3,7 @@
 import pytest
 from judge_runs import S, cell, failed, leg, manifest, request, run, sample
 
-from evenhand.judge.arms import by_arm, different_work, ranking, speed_ratio
+from evenhand.judge.arms import by_arm, different_work, ranking
 from evenhand.judge.ladder import ladder_rows
 from evenhand.judge.unmeasured import not_measured
 from evenhand.records import Lag, Pool
@@ -257,8 +257,8 @@ def test_a_refusal_is_a_row_without_figures():
     assert (row.outcome, row.reason, row.has_figures, row.tokens_per_s) == ("refused", "43.40 GiB needed", False, None)
 
 
-def test_b64_speeds_are_averaged_over_matched_rungs_only():
-    """B64: a rung that failed or is missing on one side is named, never averaged in."""
+def test_b64_speeds_are_compared_on_matched_rungs_only():
+    """B64: a rung that failed or is missing on one side is no row of a ranking."""
     cells, rows = [], []
     for n, arm in enumerate(("base", "new")):
         for c in (1, 8):
@@ -266,8 +266,8 @@ def test_b64_speeds_are_averaged_over_matched_rungs_only():
             cells.append(cell(f"ladder/c={c}", n, arm, planned=1, lag=None, restarted=bad, end_ns=S * c * (n + 1)))
             rows.append(request(f"ladder/c={c}#0", leg=n, arm=arm))
     made = run(legs=[leg(0), leg(1, "new")], cells=cells, requests=rows)
-    got = speed_ratio(by_arm(made), "base", "new")
-    assert (got.ratio, got.pairs, got.only_a) == (0.5, 1, ["ladder/c=8"])
+    ((name, compared),) = ranking(by_arm(made)).items()
+    assert (name, [(row.arm, row.tokens_per_s) for row in compared]) == ("ladder/c=1", [("base", 4.0), ("new", 2.0)])
 
 
 def test_legs_of_an_arm_are_summed_up():
