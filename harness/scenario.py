@@ -88,7 +88,7 @@ class Ladder(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     requests: int | None = None
     """Requests per rung; None: max(20, 5c)."""
     seats: Literal["scenario", "rung"] = "scenario"
-    """ "rung": one boot per rung, seats following the rung."""
+    """ "rung": one boot per rung, seats following the rung; not in a gate."""
     arrivals: Literal["closed", "constant", "poisson", "burst"] = "closed"
     rate: float | None = None
     """Requests per second, for open arrivals."""
