@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import Any
 
 import pytest
 from real_runs import Ended
@@ -12,7 +13,6 @@ from evenhand.predict.config import read_model
 from evenhand.predict.from_run import compare_run
 from evenhand.records import RequestRow
 from evenhand.show.prediction import comparison_text
-from evenhand.watch.probe_reader import ProbeLog, read
 
 pytestmark = pytest.mark.vllm
 
@@ -69,24 +69,26 @@ def test_the_probe_changes_no_output(tiny_run: Ended, same_gate: Ended) -> None:
             print(f"probe {name}, {cell}: TTFT p50 {ttft * 1e3:.1f} ms, TPOT p50 {tpot * 1e3:.2f} ms, {len(rows)} requests")
 
 
-def logs(ended: Ended) -> list[ProbeLog]:
+def logs(ended: Ended) -> list[list[dict[str, Any]]]:
     """What the probe wrote, boot by boot."""
-    folders = [ended.run.leg_folder(leg.leg) for leg in ended.run.legs]
-    return [read(folder / "probe.jsonl") for folder in folders if folder is not None]
+    return [ended.run.probe(leg.leg) for leg in ended.run.legs]
 
 
 def test_every_block_has_a_kind_and_the_pool_returns_to_idle(same_gate: Ended) -> None:
     for log in logs(same_gate):
-        assert (log.status, log.missing, log.warnings) == ("on", [], [])
-        assert [(group["kind"], group["block_tokens"]) for group in log.groups].count(("state", 256)) == 3
-        assert all(row["used"] == row["attention"] + row["state"] for row in log.steps)
-        assert log.steps[-1]["used"] == 0
-        assert max(max(row["state"]) for row in log.requests) == 2
+        said = [row for row in log if row.get("probe") != "cost"]
+        steps = [row for row in log if "step" in row]
+        assert [(row["probe"], row["missing"]) for row in said if "probe" in row] == [("on", [])]
+        assert [(group["kind"], group["block_tokens"]) for group in said[0]["groups"]].count(("state", 256)) == 3
+        assert all(row["used"] == row["attention"] + row["state"] for row in steps)
+        assert steps[-1]["used"] == 0
+        assert max(max(row["state"]) for row in log if "request" in row) == 2
 
 
 def test_it_costs_at_most_a_hundredth_of_the_steps(same_gate: Ended) -> None:
     """By its own count, over every boot."""
-    shares = [log.cost_share for log in logs(same_gate)]
+    costs = [[row for row in log if row.get("probe") == "cost"][-1] for log in logs(same_gate)]
+    shares = [cost["own_ns"] / cost["step_ns"] for cost in costs]
     print("share of step time:", shares)
     assert len(shares) == 4
-    assert all(share is not None and share <= 0.01 for share in shares)
+    assert all(share <= 0.01 for share in shares)
