@@ -50,7 +50,6 @@ class _Boot:
         self.guardian, self.engine, self.settings, self.folder, self.name = guardian, engine, settings, folder, name
         self.log_path = folder / LOG_NAME
         self.port: int | None = None
-        self.own_port = False
         self.command = Command(argv=[])
         self.env: dict[str, str] = {}
         self.secrets: list[str] = []
@@ -92,7 +91,7 @@ class _Boot:
         if self.overlay is not None:
             patched = self.overlay.finish(self.folder)
         log.finish_log(self.log_path, self.secrets)
-        if self.own_port and self.port is not None:
+        if self.port is not None:
             port.release_port(self.port)
         if survivors:
             reason = "; ".join([*([reason] if reason else []), f"leftover processes {survivors}"])
@@ -236,7 +235,6 @@ def boot_leg(
     name: LegName,
     deadlines: Deadlines,
     *,
-    fixed_port: int | None = None,
     capabilities: Capabilities | None = None,
     overlay: Overlay | None = None,
     env: Mapping[str, str] | None = None,
@@ -248,7 +246,7 @@ def boot_leg(
     """Start an engine and return it ready, or the row that says why it is not.
 
     `env` are the harness's own variables for this leg (cache folders, probe); `python_path` folders follow the overlay's on
-    PYTHONPATH. `fixed_port` (else a free one) must not be taken. Does not raise for anything an engine or a machine does.
+    PYTHONPATH. Does not raise for anything an engine or a machine does.
     """
     boot = _Boot(guardian, engine, settings, leg_dir, name)
     boot.stop_s = deadlines.stop_s
@@ -259,8 +257,7 @@ def boot_leg(
             url = base_url(settings.url)
             boot.command = engine.launcher.command(settings, 0, capabilities)
         else:
-            boot.own_port = fixed_port is None
-            boot.port = fixed_port if fixed_port is not None else port.free_port(lock_dir)
+            boot.port = port.free_port(lock_dir)
             url = f"http://127.0.0.1:{boot.port}"
             boot.command = engine.launcher.command(settings, boot.port, capabilities)
             _start(boot, env or {}, python_path)

@@ -27,8 +27,3 @@ def schedule(arrivals: Arrivals, count: int, rate: float, *, burst: int = 1, see
         due.append(round(at * 1e9))
         at += draw.expovariate(rate)
     return due
-
-
-def send_lags_s(rows: list[tuple[int | None, int | None]]) -> list[float]:
-    """send - scheduled, in seconds, of (scheduled_ns, send_ns) pairs that have both."""
-    return [(send - due) / 1e9 for due, send in rows if due is not None and send is not None]

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from evenhand.records import GpuRow
+from typing import Any, NamedTuple
 
 
 class NvmlError(Exception):
@@ -210,14 +207,6 @@ def foreign(
     if unknown and not ours:
         return None, "the listed processes are not of this pid namespace (a container?)"
     return others, None
-
-
-def read(lib: Any, device: Device, leg: int, t_ns: int, roots: Sequence[int] = ()) -> GpuRow:
-    """One reading as a stored row."""
-    from evenhand.records import GpuRow
-
-    reading = read_fields(lib, device, roots)
-    return GpuRow(leg=leg, t_ns=t_ns, **reading.fields, reasons=reading.reasons)
 
 
 def used_bytes(visible: str | None, order: str | None = None) -> int | None:

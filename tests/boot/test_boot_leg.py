@@ -180,14 +180,15 @@ def test_b86_every_form_of_a_url_reaches_the_same_server(boot: Boot) -> None:
     )
 
 
-def test_b54_a_busy_port_is_refused_before_launch(boot: Boot, tmp_path: Path) -> None:
-    """B54: somebody listens with SO_REUSEPORT; our engine would bind all the same and share the connections."""
+def test_b54_a_busy_port_is_refused_before_launch(boot: Boot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B54: somebody takes our port with SO_REUSEPORT; our engine would bind all the same and share the connections."""
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = other.getsockname()[1]
-        row = failed(boot({"reuse_port": True}, fixed_port=taken))
+        monkeypatch.setattr(ports, "free_port", lambda lock_dir: taken)
+        row = failed(boot({"reuse_port": True}))
         assert row.outcome == "launch_failed"
         assert f"port {taken} is busy: pid {os.getpid()} (" in (row.reason or "")
         assert not (tmp_path / "000-A" / "engine.log").exists()

@@ -1,27 +1,12 @@
-"""Open loop: when requests are due, and what waiting in the client costs."""
+"""Open loop: when requests are due."""
 
 from __future__ import annotations
 
 import pytest
 
-from evenhand.drive.arrivals import schedule, send_lags_s
+from evenhand.drive.arrivals import schedule
 
 S = 1_000_000_000
-
-
-def test_b22_waiting_in_the_client_is_kept_apart() -> None:
-    due, service = schedule("constant", 3, 1.0), [3 * S, S // 10, S // 10]
-    sends, ends, free = [], [], 0
-    for at, takes in zip(due, service, strict=True):  # one request in flight at most
-        sends.append(max(at, free))
-        free = sends[-1] + takes
-        ends.append(free)
-    assert due == [0, S, 2 * S]
-    assert [(end - at) / S for end, at in zip(ends, due, strict=True)] == [3.0, 2.1, 1.2]
-    assert [(end - sent) / S for end, sent in zip(ends, sends, strict=True)] == [3.0, 0.1, 0.1]
-    lags = send_lags_s(list(zip(due, sends, strict=True)))
-    assert lags == [0.0, 2.0, 1.1]
-    assert max(lags) == 2.0
 
 
 def test_constant_arrivals() -> None:

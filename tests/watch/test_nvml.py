@@ -132,8 +132,8 @@ def test_b79_an_index_in_cudas_own_order_is_warned_about() -> None:
 
 
 def test_a_whole_reading() -> None:
-    row = nvml.read(Stub(), nvml.devices(Stub(), "GPU-cc").devices[0], 4, 99)
-    assert row == GpuRow(
+    reading = nvml.read_fields(Stub(), nvml.devices(Stub(), "GPU-cc").devices[0])
+    assert GpuRow(leg=4, t_ns=99, **reading.fields, reasons=reading.reasons) == GpuRow(
         leg=4,
         t_ns=99,
         uuid="GPU-cc",
