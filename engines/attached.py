@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -10,8 +9,20 @@ from urllib.parse import urlsplit
 import msgspec
 
 from evenhand.engines import control, exposition, llamacpp, sglang, vllm, vllmcpp
-from evenhand.engines.base import Capabilities, Command, Dialect, Engine, EngineError, Exit, Facts, Gauge, Launcher, Settings
-from evenhand.engines.openai import OpenAIDialect
+from evenhand.engines.base import (
+    Capabilities,
+    Command,
+    Dialect,
+    Engine,
+    EngineError,
+    Exit,
+    Facts,
+    Gauge,
+    Launcher,
+    Settings,
+    api_key,
+    key_header,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -59,17 +70,6 @@ def base_url(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
-def headers(settings: Settings) -> dict[str, str]:
-    """The key named by options.api_key_env, as a header. Raises EngineError when the variable is empty."""
-    name = settings.options.get("api_key_env")
-    if not name:
-        return {}
-    key = os.environ.get(str(name))
-    if not key:
-        raise EngineError(f"options.api_key_env names {name}, which is not set: export it before the run.")
-    return {"Authorization": f"Bearer {key}"}
-
-
 class AttachedLauncher:
     """Nothing is started."""
 
@@ -89,7 +89,7 @@ class AttachedLauncher:
         if asked is None:
             import httpx
 
-            with httpx.Client(base_url=url, trust_env=False, timeout=5.0, headers=headers(settings)) as http:
+            with httpx.Client(base_url=url, trust_env=False, timeout=5.0, headers=key_header(api_key(settings))) as http:
                 asked = kind_of(control.get_text(http, "/metrics"))
         return Capabilities(flags=frozenset({_MARK + asked}), takes_ids=asked != "vllm.cpp")
 
@@ -202,8 +202,7 @@ class AttachedEngine:
     def dialect(self, settings: Settings, capabilities: Capabilities) -> Dialect:
         """The dialect of the kind that capabilities found."""
         kind = next((flag.removeprefix(_MARK) for flag in capabilities.flags if flag.startswith(_MARK)), DEFAULT)
-        dialect = KINDS[kind].dialect(settings, capabilities)
-        return dialect.with_headers(headers(settings)) if isinstance(dialect, OpenAIDialect) else dialect
+        return KINDS[kind].dialect(settings, capabilities)
 
     def allocate(self, shape: ModelShape, budget: Budget) -> Allocation:
         """Unknown."""

@@ -6,6 +6,7 @@ process handling (that is harness/boot) and no timing (harness/drive): they tran
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -76,7 +77,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None = None
     """For an attached engine."""
     options: Mapping[str, Any] = {}
-    """`[arm.options]`: engine-specific switches (the embedded engine's faults and clock)."""
+    """`[arm.options]`: engine-specific switches (the embedded engine's faults and clock), and `api_key_env`."""
+
+
+def api_key(settings: Settings) -> str | None:
+    """The key that the server wants, from the variable that options.api_key_env names. Raises EngineError where it is unset."""
+    name = settings.options.get("api_key_env")
+    if not name:
+        return None
+    key = os.environ.get(str(name))
+    if not key:
+        raise EngineError(f"options.api_key_env names {name}, which is not set: export it before the run.")
+    return key
+
+
+def key_header(key: str | None) -> dict[str, str]:
+    """The header that carries a key; empty without one."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

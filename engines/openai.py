@@ -5,7 +5,6 @@ Sampling parameters are all sent, zeros included: an engine fills what is left o
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -77,8 +76,7 @@ class OpenAIDialect:
     """`/v1/completions` with ids or text.
 
     `takes_ids`: whether prompts may be ids. `returns_ids`: whether the build returns token ids; then they are asked for.
-    `extras` are constant members of the body (None: NEUTRAL_EXTRAS), `logprob_extras` join them in replays, `headers` carry a
-    key for attached servers.
+    `extras` are constant members of the body (None: NEUTRAL_EXTRAS), `logprob_extras` join them in replays.
     """
 
     def __init__(
@@ -88,21 +86,13 @@ class OpenAIDialect:
         takes_ids: bool = True,
         extras: Mapping[str, Any] | None = None,
         logprob_extras: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
         path: str = "/v1/completions",
     ) -> None:
         self.returns_ids = returns_ids
         self.takes_ids = takes_ids
         self._extras = dict(NEUTRAL_EXTRAS if extras is None else extras)
         self._logprob_extras = dict(logprob_extras or {})
-        self._headers = dict(headers or {})
         self._path = path
-
-    def with_headers(self, headers: Mapping[str, str]) -> OpenAIDialect:
-        """The same dialect with more headers."""
-        other = copy.copy(self)
-        other._headers = {**self._headers, **headers}
-        return other
 
     def request(self, prompt: Sequence[int] | str, sampling: Sampling, model: str, *, stream: bool = True) -> Post:
         """Prompt ids or text -> POST. Pure. Raises EngineError for ids where the engine takes text only."""
@@ -129,7 +119,7 @@ class OpenAIDialect:
         if sampling.logprobs is not None:
             body["logprobs"] = sampling.logprobs
             body.update(self._logprob_extras)
-        return Post(path=self._path, body=body, headers=dict(self._headers))
+        return Post(path=self._path, body=body)
 
     def decode(self, payload: bytes) -> Chunk:
         """One SSE data payload, or the body of an unstreamed answer -> Chunk. Pure; never raises."""

@@ -167,6 +167,7 @@ class Campaign:
             facts.metrics_path if watch.metrics else None,
             watch.interval_s,
             folder,
+            booted.api_key,
             nvml=watch.gpu,
             env=booted.env,
             roots=booted.tree(),

@@ -177,6 +177,7 @@ class Bench:
             rate=ladder.rate if ladder else None,
             burst=ladder.burst if ladder else 1,
             seed=scenario.seed,
+            headers=running.headers,
             deadlines=scenario.deadlines,
             spill_path=self.folder / f"rung-{len(list(self.folder.glob('rung-*.spill')))}.spill",
             keep_spill=True,  # until the rows are on disk

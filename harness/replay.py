@@ -68,6 +68,7 @@ def replay(
                 keys=[f"{name}#{index}"],
                 sampling=Sampling(seed=seed, max_tokens=cell.output_tokens or output_tokens.get(name, 64), logprobs=2),
                 concurrency=1,
+                headers=running.headers,
                 deadlines=deadlines,
                 spill_path=folder / "replay.spill",
                 alive=running.alive,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -39,7 +39,9 @@ def base_url(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
-def control_client(url: str, timeout_s: float = TIMEOUT_S, limit_bytes: int = ANSWER_BYTES) -> httpx.Client:
+def control_client(
+    url: str, timeout_s: float = TIMEOUT_S, limit_bytes: int = ANSWER_BYTES, headers: Mapping[str, str] | None = None
+) -> httpx.Client:
     """A client bound to the server's root: no proxies, no redirects, no compression, and no answer longer than either limit."""
     import httpx
 
@@ -87,6 +89,6 @@ def control_client(url: str, timeout_s: float = TIMEOUT_S, limit_bytes: int = AN
         base_url=url,
         trust_env=False,
         timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 2.0)),
-        headers={"accept-encoding": "identity"},
+        headers={"accept-encoding": "identity", **(headers or {})},
         transport=Transport(trust_env=False),
     )

@@ -14,14 +14,12 @@ from evenhand.boot import environment, log, port
 from evenhand.boot.client import base_url, control_client
 from evenhand.boot.guardian import Child, Guardian, GuardianDied, SpawnError
 from evenhand.boot.ready import StopFlag, Waited, wait_ready
-from evenhand.engines.base import Capabilities, Command, Dialect, Engine, EngineError, Exit, Settings
+from evenhand.engines.base import Capabilities, Command, Dialect, Engine, EngineError, Exit, Settings, api_key, key_header
 from evenhand.engines.outcome import exit_words
 from evenhand.records import LegRow, Outcome, PatchedFile, Pool
 from evenhand.scenario import Deadlines
 
 if TYPE_CHECKING:
-    import httpx
-
     from evenhand.boot.overlay import Overlay
 
 LOG_NAME = "engine.log"
@@ -132,11 +130,13 @@ class Running:
     """An engine that is ready: what it is, what it said about itself, and how to end it."""
 
     def __init__(
-        self, boot: _Boot, url: str, dialect: Dialect, capabilities: Capabilities, http: httpx.Client, ready: Waited
+        self, boot: _Boot, url: str, dialect: Dialect, capabilities: Capabilities, key: str | None, ready: Waited
     ) -> None:
         self._boot = boot
         self.engine, self.settings, self.child, self.command = boot.engine, boot.settings, boot.child, boot.command
-        self.base_url, self.dialect, self.capabilities, self.http = url, dialect, capabilities, http
+        self.base_url, self.dialect, self.capabilities = url, dialect, capabilities
+        self.api_key, self.headers = key, key_header(key)
+        self.http = http = control_client(url, headers=self.headers)
         self.port, self.env, self.log_path = boot.port, boot.env, boot.log_path
         self.start_ns, self.ready_ns = boot.start_ns, time.monotonic_ns()
         self.first_completion_s = ready.completion_s
@@ -252,6 +252,8 @@ def boot_leg(
     boot.stop_s = deadlines.stop_s
     boot.overlay = overlay
     try:
+        key = api_key(settings)
+        boot.secrets = [key] if key else []
         capabilities = capabilities or engine.launcher.capabilities(settings)
         if settings.url:
             url = base_url(settings.url)
@@ -261,9 +263,9 @@ def boot_leg(
             url = f"http://127.0.0.1:{boot.port}"
             boot.command = engine.launcher.command(settings, boot.port, capabilities)
             _start(boot, env or {}, python_path)
+        dialect = engine.dialect(settings, capabilities)
     except (EngineError, SpawnError, GuardianDied, OSError) as error:
         return boot.end("launch_failed", str(error))
-    dialect = engine.dialect(settings, capabilities)
     waited = wait_ready(
         url,
         settings.served_name,
@@ -274,13 +276,14 @@ def boot_leg(
         fatal=lambda: None if boot.child is None else fatal_words(boot),
         listening=lambda: _listening(boot),
         stop=stop,
+        headers=key_header(key),
         clock=clock,
     )
     if waited.how != "ready":
         return _not_ready(boot, waited)
     if overlay is not None and (wrong := overlay.prove()[1]):
         return boot.end("launch_failed", f"the engine did not run its overlay: {'; '.join(wrong[:3])}")
-    return Running(boot, url, dialect, capabilities, control_client(url), waited)
+    return Running(boot, url, dialect, capabilities, key, waited)
 
 
 def _listening(boot: _Boot) -> tuple[bool, set[int]]:
@@ -299,7 +302,7 @@ def _start(boot: _Boot, env: Mapping[str, str], python_path: Sequence[str]) -> N
     if any(paths):
         extra["PYTHONPATH"] = ":".join(dict.fromkeys(path for path in paths if path))
     boot.env = environment.child_env(extra)
-    boot.secrets = environment.secrets_of(boot.env)
+    boot.secrets += environment.secrets_of(boot.env)
     owner = port.busy(boot.port)
     if owner is not None:
         raise OSError(f"port {boot.port} is busy: {port.holder_names([owner])} listens on it")

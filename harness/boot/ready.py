@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -56,6 +56,7 @@ def wait_ready(
     fatal: Callable[[], str | None],
     listening: Callable[[], tuple[bool, set[int]]],
     stop: StopFlag | None = None,
+    headers: Mapping[str, str] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Waited:
     """Wait until the engine at `url` serves `served_name` and has generated a token, or until that cannot happen any more.
@@ -68,7 +69,7 @@ def wait_ready(
     asked: _Completion | None = None
     failure: str | None = None
     retry_at = 0.0
-    with control_client(url, ASK_S) as http:
+    with control_client(url, ASK_S, headers=headers) as http:
         try:
             while True:
                 if (code := exit_code()) is not None:
@@ -97,7 +98,7 @@ def wait_ready(
                         return Waited(how="wrong model", reason=f"it does not serve {served_name!r}; it serves {listed}")
                     else:
                         blocked = failure or "a 1-token completion has not ended"
-                        asked = _Completion(url, served_name, dialect, max(ASK_S, deadline - clock()))
+                        asked = _Completion(url, served_name, dialect, max(ASK_S, deadline - clock()), headers)
                 elif not anybody:
                     blocked = "nothing listens on its port"
                 if clock() >= deadline:
@@ -126,10 +127,10 @@ def _served(facts: Facts, http: httpx.Client) -> list[str] | None:
 class _Completion:
     """One 1-token completion, asked in a thread of its own so that an exit is noticed meanwhile."""
 
-    def __init__(self, url: str, model: str, dialect: Dialect, limit_s: float) -> None:
+    def __init__(self, url: str, model: str, dialect: Dialect, limit_s: float, headers: Mapping[str, str] | None) -> None:
         self.problem: str | None = "it did not end"
         self.seconds: float | None = None
-        self._http = control_client(url, limit_s, 1 << 20)
+        self._http = control_client(url, limit_s, 1 << 20, headers)
         self._thread = threading.Thread(target=self._run, args=(model, dialect), daemon=True)
         self._thread.start()
 

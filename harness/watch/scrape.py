@@ -32,18 +32,15 @@ def scrape(
     path: str | None,
     gauges: Sequence[Gauge],
     *,
-    api_key: str | None = None,
     sizes: Mapping[str, float] | None = None,
 ) -> Scrape:
-    """GET the exposition once (a 401 or 403 once more with the key). Never raises for what a server does."""
+    """GET the exposition once. Never raises for what a server does."""
     import httpx
 
     if path is None:
         return Scrape(status="off")
     try:
         reply = http.get(path)
-        if reply.status_code in (401, 403) and api_key:
-            reply = http.get(path, headers={"Authorization": f"Bearer {api_key}"})
     except httpx.TimeoutException:
         return Scrape(status="timeout")
     except httpx.RemoteProtocolError:

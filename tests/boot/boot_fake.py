@@ -157,7 +157,16 @@ def serve(port: int, options: dict[str, Any]) -> None:
             self.end_headers()
             self.wfile.write(body)
 
+        def refused(self) -> bool:
+            """Whether the request lacks the key that `options` ask for; then it is answered."""
+            if "key" in options and self.headers["authorization"] != f"Bearer {options['key']}":
+                self.answer(401, b"no key")
+                return True
+            return False
+
         def do_GET(self) -> None:
+            if self.refused():
+                return
             if self.path == "/health":
                 self.answer(200, b"")
             elif self.path == "/v1/models":
@@ -176,6 +185,8 @@ def serve(port: int, options: dict[str, Any]) -> None:
             nonlocal asked
             asked += 1
             self.rfile.read(int(self.headers["content-length"]))
+            if self.refused():
+                return
             if self.path != "/v1/completions":
                 self.answer(404, b"no such path")
             elif options.get("hang"):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from boot_fake import Dialect, Facts, Toy
 
@@ -177,6 +178,26 @@ def test_b86_every_form_of_a_url_reaches_the_same_server(boot: Boot) -> None:
     assert server.stop().outcome == "ok"
     assert failed(boot(settings={"url": "ftp://x"})).reason == (
         "url: 'ftp://x' is no http or https URL; give one like http://127.0.0.1:8000"
+    )
+
+
+def test_a_key_goes_with_every_question_and_into_no_row(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EH_TEST_OPENER", "open-sesame")
+    options = {"key": "open-sesame", "api_key_env": "EH_TEST_OPENER"}
+    server = running(boot(options))
+    leg = running(boot({"api_key_env": "EH_TEST_OPENER"}, settings={"url": server.base_url}))
+    for found in (leg, server):
+        assert found.check() is None
+        assert found.pool is not None
+        assert found.headers == {"Authorization": "Bearer open-sesame"}
+        row = found.stop()
+        assert row.outcome == "ok"
+        assert b"open-sesame" not in msgspec.json.encode(row)
+    monkeypatch.delenv("EH_TEST_OPENER")
+    row = failed(boot({"api_key_env": "EH_TEST_OPENER"}, settings={"url": server.base_url}))
+    assert (row.outcome, row.reason) == (
+        "launch_failed",
+        "options.api_key_env names EH_TEST_OPENER, which is not set: export it before the run.",
     )
 
 

@@ -327,8 +327,8 @@ def test_every_client_of_a_wait_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
 
     made: list[httpx.Client] = []
 
-    def client(*args: Any) -> httpx.Client:
-        made.append(control_client(*args))
+    def client(*args: Any, **more: Any) -> httpx.Client:
+        made.append(control_client(*args, **more))
         return made[-1]
 
     monkeypatch.setattr(ready, "control_client", client)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 from collections.abc import Iterator
@@ -166,15 +167,33 @@ class Double(BaseHTTPRequestHandler):
 
     posts: list[str]
     broken_after = 1 << 30
+    key: str | None = None
+
+    def _refused(self) -> bool:
+        if self.key is None or self.headers["authorization"] == f"Bearer {self.key}":
+            return False
+        self._say(401, {"error": "Unauthorized"})
+        return True
 
     def do_GET(self) -> None:
+        if self._refused():
+            return
+        if self.path == "/metrics" and self.key:
+            body = f'# {self.key}\nvllm:num_requests_running{{key="{self.key}"}} 0\n'.encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            return
         if self.path == "/v1/models":
             self._say(200, {"data": [{"id": "toy"}, {"id": "\x1b[31mred\x07"}]})
         else:
             self._say(200 if self.path in ("/health", "/v1/models") else 404, {})
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        if self._refused():
+            return
         self.posts.append(self.path)
         if len(self.posts) > self.broken_after:
             self._say(
@@ -275,3 +294,32 @@ def test_500_to_everything_once_it_looked_ready(cli: Cli, double: tuple[str, lis
         if file.suffix in (".html", ".md", ".csv", ".svg"):
             assert b"<script>alert" not in data, file
             assert b"\x1b" not in data, file
+
+
+def test_a_server_that_wants_a_key(cli: Cli) -> None:
+    """The key goes with every question, measured or not, and is written nowhere."""
+    key = "open-sesame-77"
+    kind = type("Kind", (Double,), {"posts": [], "key": key})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        content = attached(f"http://127.0.0.1:{server.server_port}").replace(
+            'engine = "attached"', 'engine = "attached"\noptions = { api_key_env = "EH_OPENER" }'
+        )
+        ended = cli.run("run", cli.scenario(content), "--out", "out", env={"EH_OPENER": key})
+        unset = cli.run("run", cli.scenario(content), "--out", "unset")
+    finally:
+        server.shutdown()
+        server.server_close()
+    run = only(cli.folder / "out")
+    assert {row["outcome"] for row in requests(run)} == {"ok"}, ended
+    (leg,) = rows(run / "legs.jsonl")
+    assert leg["sampler"]["status"] == "ok"
+    for file in [p for p in run.rglob("*") if p.is_file()]:
+        data = file.read_bytes()
+        assert key.encode() not in (gzip.decompress(data) if file.suffix == ".gz" else data), file
+    assert key not in ended.all
+    (leg,) = rows(only(cli.folder / "unset") / "legs.jsonl")
+    assert leg["outcome"] == "launch_failed"
+    assert "options.api_key_env names EH_OPENER, which is not set" in leg["reason"]
+    assert "Traceback" not in unset.all

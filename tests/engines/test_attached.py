@@ -10,7 +10,7 @@ import pytest
 from http_double import client
 
 from evenhand.engines.attached import ENGINE, base_url, kind_of
-from evenhand.engines.base import NEUTRAL, Capabilities, EngineError, Sampling, Settings
+from evenhand.engines.base import NEUTRAL, Capabilities, EngineError, Settings
 from evenhand.engines.registry import BUILT_IN, engine, engine_names
 
 DATA = Path(__file__).parent / "data"
@@ -61,15 +61,6 @@ def test_the_dialect_can_be_named() -> None:
     with pytest.raises(EngineError, match="known are vllm"):
         ENGINE.launcher.capabilities(attached(dialect="x"))
     assert ENGINE.dialect(attached(), ENGINE.launcher.capabilities(attached())).returns_ids  # nothing answers: vLLM's
-
-
-def test_a_key_goes_into_the_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EH_TEST_KEY", "s3cret")
-    dialect = ENGINE.dialect(attached(api_key_env="EH_TEST_KEY"), Capabilities())
-    assert dialect.request("a", Sampling(max_tokens=1), "m").headers == {"Authorization": "Bearer s3cret"}
-    monkeypatch.delenv("EH_TEST_KEY")
-    with pytest.raises(EngineError, match="EH_TEST_KEY"):
-        ENGINE.dialect(attached(api_key_env="EH_TEST_KEY"), Capabilities())
 
 
 def test_facts_follow_the_kind() -> None:

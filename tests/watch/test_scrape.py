@@ -59,17 +59,6 @@ def test_b42_unavailable_is_a_status_and_the_counters_are_null(code: int) -> Non
     assert not change.restarted
 
 
-def test_b42_a_401_is_retried_once_with_the_key() -> None:
-    seen: list[str | None] = []
-
-    def guarded(request: httpx.Request) -> httpx.Response:
-        seen.append(request.headers.get("authorization"))
-        return httpx.Response(200 if seen[-1] else 401, text="r 1\n")
-
-    assert scrape(client(guarded), "/metrics", GAUGES, api_key="k").values["running"] == 1
-    assert seen == [None, "Bearer k"]
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     [
