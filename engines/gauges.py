@@ -5,9 +5,9 @@ from __future__ import annotations
 from evenhand.engines.base import Gauge
 
 
-def gauge(name: str, meaning: str, *metrics: str, scale: float = 1.0) -> Gauge:
+def gauge(name: str, meaning: str, *metrics: str) -> Gauge:
     """A count that is never negative, summed over engines; metric names newest first."""
-    return Gauge(name=name, metrics=metrics, kind="gauge", meaning=meaning, low=0.0, scale=scale)
+    return Gauge(name=name, metrics=metrics, kind="gauge", meaning=meaning, low=0.0)
 
 
 def share(name: str, meaning: str, *metrics: str) -> Gauge:

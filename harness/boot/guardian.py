@@ -60,8 +60,6 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True):
     """Negative for a signal; None when the engine is among the survivors."""
     survivors: list[int]
     """Pids that outlived SIGKILL (must be empty)."""
-    signalled: list[int]
-    """Pids that were sent a signal."""
 
 
 class Guardian:
@@ -187,7 +185,7 @@ class Guardian:
                 time.sleep(warden.TICK_S if time.monotonic() - begin > 0.2 else 0.01)
         except GuardianDied:
             done = self._stopped.get((child.guard, child.id))
-            return done or Stopped(exit_code=-signal.SIGKILL, survivors=[], signalled=[])
+            return done or Stopped(exit_code=-signal.SIGKILL, survivors=[])
         done = Stopped(exit_code=status["exit"], **status["stopped"])
         self._stopped[child.guard, child.id] = done
         return done

@@ -19,7 +19,7 @@ Protocol: one JSON object a line on stdin, one answer a line on stdout, in order
     {"do": "stop", "id", "grace_s"}              -> {} ; the outcome is told by later statuses
     {"do": "close"}                              -> {} ; as end of file
 
-"stopped" is null until a stop is done, then {"survivors", "signalled"}.
+"stopped" is null until a stop is done, then {"survivors": [pid]}.
 """
 
 # pathlib would double the start-up
@@ -247,8 +247,7 @@ class _Kept:
         if self.exit is not None:
             kill_at = min(kill_at, max(self.exit_at, self.stop_at) + STRAY_S)
         if (not left and self.exit is not None) or now > kill_at + REAP_S:
-            survivors = [one.pid for one in left]
-            self.stopped = {"survivors": survivors, "signalled": sorted({pid for pid, _ in self.told})}
+            self.stopped = {"survivors": [one.pid for one in left]}
             return
         for one in left:
             key = (one.pid, one.start)

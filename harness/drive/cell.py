@@ -61,7 +61,6 @@ class CellSpec(msgspec.Struct, frozen=True, kw_only=True):
     processes: int | Literal["auto"] = "auto"
     """1: the loop runs in this process, which must do nothing else meanwhile. Else in others, as many as asked."""
     headers: dict[str, str] = {}
-    verify_tls: bool = True
     alive: Callable[[], str | None] | None = None
     """Reason why the engine is dead, or None; asked twice a second, outside the loop unless that runs in this process."""
     on_progress: Callable[[Progress], None] | None = None
@@ -93,7 +92,7 @@ def run_cell(spec: CellSpec) -> CellResult:
     limit = _file_limit(spec.concurrency + _SPARE_FILES)
     if limit is not None:
         return CellResult(rows=[], lag=Lag(stamp="user"), start_ns=None, end_ns=None, limit=limit)
-    target = resolve(spec.base_url, verify=spec.verify_tls)
+    target = resolve(spec.base_url)
     requests, sampling = prepare(spec)
     stamps = spec.stamp == "auto" and kernel_stamps()
     head = Head(leg=spec.leg, arm=spec.arm, cell=spec.cell, repeat=spec.repeat, sampling=sampling)
@@ -108,7 +107,6 @@ def run_cell(spec: CellSpec) -> CellResult:
             processes=processes,
             cell=spec.cell,
             base_url=spec.base_url,
-            verify_tls=spec.verify_tls,
             stamps=stamps,
             requests=requests,
             concurrency=spec.concurrency,
@@ -146,7 +144,7 @@ def _cores() -> int:
 
 def prepare(spec: CellSpec) -> tuple[list[Request], dict[str, Any]]:
     """Encode every request; also the sampling parameters as they stand in the bodies."""
-    target = resolve(spec.base_url, verify=spec.verify_tls)
+    target = resolve(spec.base_url)
     encode = msgspec.json.Encoder().encode
     requests: list[Request] = []
     sampling: dict[str, Any] = {}

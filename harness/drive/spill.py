@@ -55,7 +55,6 @@ class Exchange(msgspec.Struct, array_like=True):
     sizes: bytes = b""
     """uint32 per read"""
     data: bytes = b""
-    logprobs: bool = False
 
 
 class Spill:
@@ -83,8 +82,8 @@ class Spill:
         os.close(self._fd)
 
 
-def frames(path: str | Path, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """(offset, payload) of the whole frames from byte `start` up to `stop`."""
+def frames(path: str | Path, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    """Payloads of the whole frames from byte `start` up to `stop`."""
     with Path(path).open("rb") as file:
         file.seek(start)
         while stop is None or start < stop:
@@ -95,7 +94,7 @@ def frames(path: str | Path, start: int = 0, stop: int | None = None) -> Iterato
             payload = file.read(length)
             if len(payload) < length:
                 return
-            yield start, payload
+            yield payload
             start += _LENGTH.size + length
 
 
@@ -117,7 +116,7 @@ def offsets(path: str | Path) -> list[int]:
 
 def read_head(path: str | Path) -> Head | None:
     """The shared part; None when not even that was written."""
-    for _, payload in frames(path):
+    for payload in frames(path):
         return msgspec.msgpack.decode(payload, type=Head)
     return None
 
@@ -125,5 +124,5 @@ def read_head(path: str | Path) -> Head | None:
 def exchanges(path: str | Path, start: int, stop: int | None = None) -> Iterator[Exchange]:
     """Exchanges of the frames between two offsets (of `offsets`, from its second on)."""
     decoder = msgspec.msgpack.Decoder(Exchange)
-    for _, payload in frames(path, start, stop):
+    for payload in frames(path, start, stop):
         yield decoder.decode(payload)

@@ -103,7 +103,6 @@ def run_spread(
     processes: int,
     cell: str,
     base_url: str,
-    verify_tls: bool,
     stamps: bool,
     requests: Sequence[Request],
     concurrency: int,
@@ -131,7 +130,6 @@ def run_spread(
                 job = RungJob(
                     cell=cell,
                     base_url=base_url,
-                    verify_tls=verify_tls,
                     stamps=stamps,
                     slots=list(range(part, concurrency, processes)),
                     due=due,

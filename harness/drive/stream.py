@@ -46,19 +46,14 @@ class Target(NamedTuple):
     server_name: str
 
 
-def resolve(base_url: str, *, verify: bool = True) -> Target:
+def resolve(base_url: str) -> Target:
     """Look the host up once. Raises OSError (gaierror) or ValueError for an address that cannot be used."""
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{base_url}: needs http://HOST:PORT or https://HOST:PORT")
     port = parts.port or (443 if parts.scheme == "https" else 80)
     family, _, _, _, address = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)[0]
-    tls = None
-    if parts.scheme == "https":
-        tls = ssl.create_default_context()
-        if not verify:
-            tls.check_hostname = False
-            tls.verify_mode = ssl.CERT_NONE
+    tls = ssl.create_default_context() if parts.scheme == "https" else None
     netloc = parts.netloc.rpartition("@")[2]
     return Target(family, address, netloc, parts.path.rstrip("/"), tls, parts.hostname)
 

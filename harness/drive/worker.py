@@ -34,7 +34,6 @@ class RungJob(msgspec.Struct, frozen=True, kw_only=True):
 
     cell: str
     base_url: str
-    verify_tls: bool
     stamps: bool
     slots: list[int]
     due: list[int] | None
@@ -128,7 +127,7 @@ def run_part(job: RungJob) -> None:
     spill = Spill(job.spill_path, None)
     rung = Rung(
         cell=job.cell,
-        target=resolve(job.base_url, verify=job.verify_tls),
+        target=resolve(job.base_url),
         requests=RequestFile(job.requests_fd, job.metas, job.marks),
         slots=job.slots,
         queue=FileQueue(job.queue_fd),

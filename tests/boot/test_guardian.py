@@ -208,7 +208,7 @@ def test_a_gentle_stop_asks_the_engine_first(guardian: Guardian, tmp_path: Path)
         "signal.signal(signal.SIGTERM, end)"
     )
     child = sleeper(guardian, tmp_path, code)
-    assert guardian.stop(child, 10.0) == module.Stopped(exit_code=7, survivors=[], signalled=[child.pid])
+    assert guardian.stop(child, 10.0) == module.Stopped(exit_code=7, survivors=[])
     assert "worker None" in (tmp_path / "log").read_text()
 
 
@@ -273,7 +273,7 @@ def test_after_a_killed_guardian_a_new_one_starts(guardian: Guardian, tmp_path: 
     os.kill(first, signal.SIGKILL)
     assert guardian.poll(child) == -signal.SIGKILL
     assert gone(child.pid)
-    assert guardian.stop(child, 1.0) == module.Stopped(exit_code=-9, survivors=[], signalled=[])
+    assert guardian.stop(child, 1.0) == module.Stopped(exit_code=-9, survivors=[])
     again = sleeper(guardian, tmp_path, log="again")
     assert again.guard != child.guard
     assert guardian.poll(again) is None

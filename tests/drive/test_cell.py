@@ -507,9 +507,11 @@ def certificate(folder: Path) -> ssl.SSLContext:
     return context
 
 
-def test_https_is_stamped_by_its_ciphertext(tmp_path: Path) -> None:
+def test_https_is_stamped_by_its_ciphertext(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(answers(10), certificate(tmp_path)) as server:
-        result = run(server.url, tmp_path, prompts=[[n] * 3000 for n in range(6)], concurrency=2, verify_tls=False)
+        with monkeypatch.context() as trusting:
+            trusting.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+            result = run(server.url, tmp_path, prompts=[[n] * 3000 for n in range(6)], concurrency=2)
         refused = run(server.url, tmp_path, prompts=[[1]])
     assert outcomes(result) == [("ok", None)] * 6
     assert result.rows[0].token_ids == list(range(10))
