@@ -108,6 +108,7 @@ class Sampler:
         self._ready = threading.Event()
         self._listener: threading.Thread | None = None
         self._report: SamplerReport | None = None
+        self._earlier = 0
 
     def __enter__(self) -> Self:
         self.start()
@@ -117,8 +118,12 @@ class Sampler:
         self.stop()
 
     def start(self, deadline_s: float = 60.0) -> None:
-        """Start the process and wait until it samples. Raises OSError when it does not within `deadline_s`."""
+        """Start the process and wait until it samples. Raises OSError when it does not within `deadline_s`.
+
+        Rows that an earlier boot of the leg left stay, and are in no report of ours. Raises StoreError when they cannot be read.
+        """
         self._out.mkdir(parents=True, exist_ok=True)
+        self._earlier = len(self._stamps())
         # a session of its own: Ctrl-C is for the harness, which then ends the sampler by closing its pipe
         self._child = subprocess.Popen(
             [sys.executable, "-P", "-m", "evenhand.watch.child"],
@@ -137,6 +142,9 @@ class Sampler:
             code = self._child.poll()
             self._end()
             raise OSError(f"the sampler did not start within {deadline_s:g} s (exit code {code})")
+
+    def _stamps(self) -> list[_Stamp]:
+        return read_rows(self._out / "samples.jsonl", _Stamp)
 
     def _listen(self) -> None:
         assert self._child is not None
@@ -186,7 +194,7 @@ class Sampler:
         code = self._end()
         status = f"died ({died})" if died is not None else "ok" if code == 0 else f"failed ({code})"
         self._report = report(
-            read_rows(self._out / "samples.jsonl", _Stamp),
+            self._stamps()[self._earlier :],
             self._said,
             self._interval_s,
             self._names,

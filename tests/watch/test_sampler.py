@@ -76,6 +76,20 @@ def test_rows_raw_bodies_and_one_kept_connection(server: MetricsServer, tmp_path
     assert result.raw_bodies == len(raw)
 
 
+def test_a_report_is_of_one_boot_alone(server: MetricsServer, tmp_path: Path) -> None:
+    """A resumed leg appends to the samples of its earlier boot: the hours in between are no gap."""
+    server.answer = lambda handler, n: send(handler, b"g 0.5\n")
+    hour_ns = 3_600_000_000_000
+    earlier = [
+        SampleRow(leg=3, due_ns=n, start_ns=n, first_byte_ns=n, end_ns=n + 1, status="refused") for n in (hour_ns, 2 * hour_ns)
+    ]
+    (tmp_path / "samples.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in earlier) + b'{"torn')
+    result = sampled(server, tmp_path, 6)
+    assert len(rows(tmp_path)) == 2 + result.samples
+    assert result.failed == 0
+    assert (result.gap_max_s or 0) < 60
+
+
 def test_b42_unavailable_metrics_end_scraping_and_nothing_else(server: MetricsServer, tmp_path: Path) -> None:
     for code in (404, 501, 500, 401):
         server.requests = 0
@@ -261,12 +275,12 @@ def test_rows_are_never_written_through_a_link(server: MetricsServer, tmp_path: 
     folder.mkdir()
     (folder / name).symlink_to(mine)
     sampler = Sampler(0, server.url, [USAGE], "/metrics", 0.02, folder, nvml="off")
-    sampler.start()
-    until(lambda: sampler._child is not None and sampler._child.poll() is not None, "the sampler's end")
     if name == "samples.jsonl":
         with pytest.raises(StoreError, match="symbolic link"):
-            sampler.stop()
+            sampler.start()
     else:
+        sampler.start()
+        until(lambda: sampler._child is not None and sampler._child.poll() is not None, "the sampler's end")
         assert sampler.stop().status == "died (1)"
     assert mine.read_bytes() == b"mine\n"
 
