@@ -321,7 +321,7 @@ class SampleRow(Row, frozen=True, kw_only=True):
     first_byte_ns: int | None = None
     end_ns: int
     status: str
-    """ "ok", "absent (404)", "timeout", "truncated", ... """
+    """ "ok", "unavailable (404)", "timeout", "truncated", ... """
     values: dict[str, float | None] = {}
     by_engine: dict[str, dict[str, float | None]] = {}
     """neutral name -> engine label -> value, only where there are several (data parallel)"""

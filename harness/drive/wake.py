@@ -15,7 +15,8 @@ from collections.abc import Iterator
 def realtime() -> Iterator[bool]:
     """Run this thread as soon as it wakes, where the kernel lets us (root, CAP_SYS_NICE, RLIMIT_RTPRIO); says whether it does.
 
-    It still sleeps between events, and clients never fill more than half of the cores, so no engine is starved by it.
+    It still sleeps between events. As many clients as processes="auto" starts fill at most half of two or more cores, so that
+    no engine is starved by them.
     """
     try:
         policy, param = os.sched_getscheduler(0), os.sched_getparam(0)

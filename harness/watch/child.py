@@ -1,4 +1,4 @@
-"""The sampler's own process (`python -m evenhand.watch.sampler`): scrape, scan, write a row, sleep to the next deadline.
+"""The sampler's own process (`python -m evenhand.watch.child`): scrape, scan, write a row, sleep to the next deadline.
 
 One JSON line on stdin configures it; end of file on stdin ends it, so it cannot outlive the harness. It imports nothing beyond
 the standard library (NVML's binding only where a GPU is watched). Every row is one write to a file opened for append, so a kill

@@ -274,9 +274,3 @@ def report(
         gpu_reasons=dict(gpu.get("reasons", {})),
         warnings=warnings,
     )
-
-
-if __name__ == "__main__":
-    from evenhand.watch.child import main
-
-    sys.exit(main())
