@@ -38,6 +38,9 @@ KINDS: dict[str, Engine] = {
 }
 PREFIXES = {"sglang:": "sglang", "llamacpp:": "llama.cpp", "vllm:": "vllm"}
 DEFAULT = "vllm"
+_BOOT = "seats context chunk_tokens block_tokens prefix_caching cache_dtype state_dtype dtype method draft"
+BOOT_SETTINGS = tuple(_BOOT.split())
+"""Settings that only who starts the server can give it, beside the drafted depth and the pool."""
 _MARK = "dialect:"
 T = TypeVar("T")
 
@@ -95,15 +98,11 @@ class AttachedLauncher:
 
     def command(self, settings: Settings, port: int, capabilities: Capabilities) -> Command:
         """An empty argv; settings of a boot cannot be expressed."""
-        given = [
-            name
-            for name in ("seats", "context", "chunk_tokens", "block_tokens", "method")
-            if getattr(settings, name) is not None
-        ]
-        words = [
-            f"{name} is not expressed: the server at {self.locate(settings)} was started by something else." for name in given
-        ]
-        return Command(argv=[], inexpressible=words)
+        asked = {name: getattr(settings, name) for name in BOOT_SETTINGS}
+        asked |= {"depth": settings.depth or None}
+        asked |= {f"pool.{name}": value for name, value in msgspec.structs.asdict(settings.pool).items()}
+        why = f"is not expressed: the server at {self.locate(settings)} was started by something else."
+        return Command(argv=[], inexpressible=[f"{name} {why}" for name, value in asked.items() if value is not None])
 
     def package_folder(self, settings: Settings) -> str | None:
         """None: a running server cannot be patched."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from http_double import client
 
 from evenhand.engines.attached import ENGINE, base_url, kind_of
-from evenhand.engines.base import NEUTRAL, Capabilities, EngineError, Settings
+from evenhand.engines.base import NEUTRAL, Capabilities, EngineError, PoolRequest, Settings
 from evenhand.engines.registry import BUILT_IN, engine, engine_names
 
 DATA = Path(__file__).parent / "data"
@@ -42,6 +43,15 @@ def test_nothing_is_started() -> None:
     )
     assert command.argv == []
     assert command.inexpressible == ["seats is not expressed: the server at http://127.0.0.1:9 was started by something else."]
+
+
+def test_every_setting_of_a_boot_is_named_as_not_expressed() -> None:
+    asked: dict[str, Any] = {"prefix_caching": False, "cache_dtype": "fp8", "state_dtype": "float32", "dtype": "bfloat16"}
+    asked |= {"method": "draft_model", "draft": "/m/draft", "depth": 3}
+    pool = PoolRequest(bytes=1 << 30, state_bytes=0)
+    settings = Settings(model="m", served_name="m", url="http://127.0.0.1:9", pool=pool, **asked)
+    words = ENGINE.launcher.command(settings, 1, Capabilities()).inexpressible
+    assert {text.partition(" ")[0] for text in words} == {*asked, "pool.bytes", "pool.state_bytes"}
 
 
 @pytest.mark.parametrize(
