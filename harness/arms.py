@@ -13,6 +13,7 @@ import msgspec
 from evenhand import scenario as sc
 from evenhand.boot.build import build
 from evenhand.boot.device import wait_released
+from evenhand.boot.environment import child_env
 from evenhand.boot.guardian import Guardian
 from evenhand.boot.lock import holder, lock
 from evenhand.boot.overlay import Overlay, build_overlay
@@ -51,7 +52,7 @@ class Prepared:
 
     def device_bytes(self) -> int | None:
         """Bytes in use on the leg's devices; None where there is none."""
-        return used_bytes(self.settings.env.get("CUDA_VISIBLE_DEVICES"))
+        return used_bytes(_visible(self.settings))
 
     def ready(self) -> None:
         """Note the device memory of the idle, ready engine."""
@@ -150,17 +151,22 @@ class ArmPreparer:
             shutil.rmtree(self._caches, ignore_errors=True)
 
 
+def _visible(settings: Settings) -> str | None:
+    """CUDA_VISIBLE_DEVICES as the engine gets it: from its arm, else as it is exported."""
+    return child_env(settings.env).get("CUDA_VISIBLE_DEVICES")
+
+
 @contextlib.contextmanager
 def _devices_locked(settings: Settings) -> Iterator[None]:
     """Hold the leg's devices against other harnesses of this user; nothing to hold where the engine starts nothing."""
     held: list[int] = []
     try:
-        for uuid in [] if settings.url else visible_uuids(settings.env.get("CUDA_VISIBLE_DEVICES"), "PCI_BUS_ID"):
+        for uuid in [] if settings.url else visible_uuids(_visible(settings), "PCI_BUS_ID"):
             descriptor = lock(f"gpu-{uuid}")
             if descriptor is None:
                 raise EngineError(
                     f"device {uuid} is in use by another evenhand (pid {holder(f'gpu-{uuid}')}); wait for it, or give this run "
-                    "other devices with CUDA_VISIBLE_DEVICES in the arm's env"
+                    "other devices with CUDA_VISIBLE_DEVICES"
                 )
             held.append(descriptor)
         yield
