@@ -171,7 +171,8 @@ def _watch(
     started = told = False
     opened = ask = time.monotonic()
     while any(not client.closed for client in clients):
-        for key, _ in selector.select(0.1):
+        heard = selector.select(0.1)
+        for key, _ in heard:
             client = key.data
             client.read()
             if client.closed:
@@ -199,7 +200,7 @@ def _watch(
                 for client in clients:
                     client.tell(f"died {' '.join(reason.split())}")
         parts = [client.progress for client in clients if client.progress is not None]
-        if on_progress is not None and parts:
+        if on_progress is not None and heard and parts:
             on_progress(_together(cell, planned, parts, now - opened))
     selector.close()
 

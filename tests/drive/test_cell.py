@@ -346,6 +346,30 @@ def test_an_engine_that_dies_ends_the_cell(tmp_path: Path) -> None:
     assert not result.interrupted
 
 
+def test_a_death_that_is_seen_outside_the_loop_ends_a_cell_that_hangs(tmp_path: Path) -> None:
+    dead = threading.Event()
+
+    def script(sock: socket.socket, number: int, request: bytes) -> None:
+        if number < 2:
+            sock.sendall(tokens(1))
+        else:
+            dead.set()
+            sock.recv(1)  # until the client gives up
+
+    with serving(script) as server:
+        result = run(
+            server.url,
+            tmp_path,
+            prompts=[[1]] * 50,
+            concurrency=2,
+            processes="auto",
+            alive=lambda: "the engine exited" if dead.is_set() else None,
+        )
+    assert result.died == "the engine exited"
+    assert sorted(row.reason or "ok" for row in result.rows) == ["ok", "ok", "the engine exited", "the engine exited"]
+    assert max((row.end_ns or 0) - (row.send_ns or 0) for row in result.rows) < 2e9
+
+
 def test_stop_leaves_in_flight_requests_as_interrupted(tmp_path: Path) -> None:
     stop = threading.Event()
 
