@@ -49,6 +49,16 @@ def values(text: str, name: str) -> list[float]:
     return found
 
 
+def by_label(text: str, name: str, label: str) -> dict[str, float]:
+    """Values of a gauge by one of its labels ("" without it); of series that differ in others only, the largest."""
+    found: dict[str, float] = {}
+    for labels, value in _series(text, name):
+        if (figure := real(value)) is not None:
+            key = labels.get(label, "")
+            found[key] = max(figure, found.get(key, figure))
+    return found
+
+
 def has(text: str, prefix: str) -> bool:
     """Whether any series' name begins with `prefix`, such as "sglang:"."""
     return any(line.startswith(prefix) for line in text.splitlines())

@@ -234,9 +234,14 @@ class SglangFacts:
         return config
 
     def pool(self, http: httpx.Client, log: str, metrics: str | None) -> Pool | None:
-        """Tokens and pages of the attention pool, state slots beside it; bytes as the log rounds them (0.01 GiB)."""
+        """Tokens and pages of the attention pool, state slots beside it; bytes as the log rounds them (0.01 GiB).
+
+        Over data-parallel ranks these are sums: of the ranks' series, else of the one figure that is told, once a rank. That is
+        as the sources have it; it was never run on several ranks.
+        """
         text = metrics if metrics is not None else control.get_text(http, "/metrics")
-        tokens, source = exposition.values(text or "", "sglang:max_total_num_tokens")[:1], "sglang:max_total_num_tokens"
+        series = exposition.by_label(text or "", "sglang:max_total_num_tokens", "dp_rank")
+        tokens, source = list(series.values()), "sglang:max_total_num_tokens"
         page = exposition.values(text or "", "sglang:page_size")[:1]
         info, state = _info(http)
         slots = state.get("max_mamba_cache_size") or log_text.number(r"max_mamba_cache_size: (\d+)", log)
@@ -246,16 +251,18 @@ class SglangFacts:
             tokens, source = [figure], "log: max_total_num_tokens"
         if not tokens:
             return None
+        ranks = max(len(tokens), int(info.get("dp_size") or 1))
+        tokens += tokens[:1] * (ranks - len(tokens))
         size = int(page[0]) if page else int(info.get("page_size") or 1)
-        blocks = int(tokens[0]) // size
+        blocks = sum(int(count) // size for count in tokens)
         sizes = re.findall(r"K size: ([\d.]+) GB, V size: ([\d.]+) GB", log)
         return Pool(
             blocks=blocks,
             usable_blocks=blocks,
             block_tokens=size,
-            tokens=int(tokens[0]),
-            bytes=(sum(log_text.gib(figure) for figure in sizes[-1]) or None) if sizes else None,
-            state_slots=int(slots) if slots else None,
+            tokens=int(sum(tokens)),
+            bytes=(ranks * sum(log_text.gib(figure) for figure in sizes[-1]) or None) if sizes else None,
+            state_slots=ranks * int(slots) if slots else None,
             source=source,
         )
 

@@ -284,24 +284,31 @@ class VllmFacts:
         return config
 
     def pool(self, http: httpx.Client, log: str, metrics: str | None) -> Pool | None:
-        """Blocks from vllm:cache_config_info (summed over data-parallel engines), else from the log."""
+        """Figures of vllm:cache_config_info, summed over data-parallel engines, else one engine's of the log.
+
+        With several engines each has a series: its blocks are those of all, added up already, its other figures are one
+        engine's. That is as the sources have it; it was never run on several engines.
+        """
         text = metrics if metrics is not None else control.get_text(http, "/metrics")
         rows = exposition.info(text or "", CACHE_INFO)
         blocks = [found for row in rows if (found := exposition.integer(row.get("num_gpu_blocks"))) is not None]
         if blocks:
-            first = rows[0]
-            tokens = [exposition.integer(row.get("kv_cache_size_tokens")) for row in rows]
-            size, source = exposition.integer(first.get("kv_cache_memory_bytes")), CACHE_INFO
+            first, engines = rows[0], len({row.get("engine") for row in rows})
+            tokens = exposition.integer(first.get("kv_cache_size_tokens"))
+            concurrency = exposition.real(first.get("kv_cache_max_concurrency"))
+            memory, source = exposition.integer(first.get("kv_cache_memory_bytes")), CACHE_INFO
             if exposition.integer(first.get("num_gpu_blocks_override")) is not None:
-                size = _overridden_bytes(sum(blocks), size, log)
+                size = _overridden_bytes(blocks[0], memory, log)
                 source += "; bytes: blocks x (memory / blocks before the override)" if size else ""
+            else:
+                size = engines * memory if memory else None
             return Pool(
-                blocks=sum(blocks),
-                usable_blocks=sum(blocks) - len(blocks),
+                blocks=blocks[0],
+                usable_blocks=blocks[0] - engines,
                 block_tokens=exposition.integer(first.get("block_size")),
-                tokens=sum(found for found in tokens if found is not None) or None,
+                tokens=engines * tokens if tokens else None,
                 bytes=size,
-                max_concurrency=exposition.real(first.get("kv_cache_max_concurrency")),
+                max_concurrency=engines * concurrency if concurrency else None,
                 source=source,
             )
         return _pool_of_log(log, next(iter(rows), None))

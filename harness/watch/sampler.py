@@ -56,7 +56,7 @@ class Sampler:
 
     Writes samples.jsonl, scrapes.jsonl.gz and gpu.jsonl into `out_dir`, a row at a time. `metrics_path` None: nothing is
     scraped. `env` is the engine's environment (its CUDA_VISIBLE_DEVICES picks the devices). `roots` are pids whose
-    trees are ours: any other process on a watched device is foreign. `pool_sizes` weighs usage over data-parallel engines.
+    trees are ours: any other process on a watched device is foreign.
     """
 
     def __init__(
@@ -72,7 +72,6 @@ class Sampler:
         env: Mapping[str, str] | None = None,
         *,
         roots: Sequence[int] = (),
-        pool_sizes: Mapping[str, float] | None = None,
         timeout_s: float = 5.0,
         raw_limit_bytes: int = 64 << 20,
     ) -> None:
@@ -95,7 +94,6 @@ class Sampler:
             "timeout_s": timeout_s,
             "raw_limit_bytes": raw_limit_bytes,
             "secrets": [*secrets_of(env), *([api_key] if api_key else [])],
-            "pool_sizes": dict(pool_sizes or {}),
             "gpu": nvml == "auto",
             "visible": env.get("CUDA_VISIBLE_DEVICES"),
             "device_order": env.get("CUDA_DEVICE_ORDER"),
@@ -120,7 +118,7 @@ class Sampler:
     def start(self, deadline_s: float = 60.0) -> None:
         """Start the process and wait until it samples. Raises OSError when it does not within `deadline_s`.
 
-        Rows that an earlier boot of the leg left stay, and are in no report of ours. Raises StoreError when they cannot be read.
+        Rows of an earlier boot of the leg stay, and are in no report of ours. Raises StoreError when they cannot be read.
         """
         self._out.mkdir(parents=True, exist_ok=True)
         self._earlier = len(self._stamps())

@@ -146,6 +146,22 @@ def test_the_pool_without_metrics() -> None:
     assert FACTS.pool(client({}), "", None) is None
 
 
+def test_data_parallel_pools_add_up() -> None:
+    row = 'sglang:max_total_num_tokens{dp_rank="%d",tp_rank="%d"} %d\n'
+    sizes = 'sglang:page_size{dp_rank="0",tp_rank="0"} 16\n'
+    metrics = "".join(row % (rank, tp, tokens) for rank, tokens in ((0, 1600), (1, 3200)) for tp in (0, 1)) + sizes
+    log = "KV Cache is allocated. K size: 1 GB, V size: 1 GB\nmax_total_num_tokens=1600, max_running_requests=4"
+    info = {"dp_size": 2, "max_total_num_tokens": 1600, "page_size": 16, "internal_states": [{"max_mamba_cache_size": 5}] * 2}
+    http = client({"/server_info": (200, info)})
+    pool = FACTS.pool(http, log, metrics)
+    assert pool is not None
+    assert (pool.tokens, pool.blocks, pool.bytes, pool.state_slots) == (4800, 300, 4 << 30, 10)
+    for answers in (http, client({"/server_info": (200, {"dp_size": 2})})):
+        one = FACTS.pool(answers, log, None)
+        assert one is not None
+        assert one.tokens == 3200
+
+
 def test_seats_are_read_from_the_log_when_clamped() -> None:
     log = (
         "[..] max_running_requests is capped to 11 by the mamba state cache "

@@ -243,11 +243,19 @@ def test_the_pool_from_the_log_alone() -> None:
     assert FACTS.pool(client({}), "", None) is None
 
 
-def test_data_parallel_pools_add_up() -> None:
-    row = 'vllm:cache_config_info{engine="%d",num_gpu_blocks="100",block_size="16",kv_cache_size_tokens="1600"} 1.0\n'
-    pool = FACTS.pool(client({}), "", row % 0 + row % 1)
+def test_data_parallel_pools_are_one() -> None:
+    """The front end adds the engines' blocks up before it shows them once per engine; tokens and bytes are one engine's."""
+    row = (
+        'vllm:cache_config_info{engine="%d",num_gpu_blocks="200",block_size="16",kv_cache_size_tokens="1600",'
+        'kv_cache_memory_bytes="4096",kv_cache_max_concurrency="2.5",num_gpu_blocks_override="%s"} 1.0\n'
+    )
+    pool = FACTS.pool(client({}), "", row % (0, "None") + row % (1, "None"))
     assert pool is not None
-    assert (pool.blocks, pool.usable_blocks, pool.tokens) == (200, 198, 3200)
+    assert (pool.blocks, pool.usable_blocks, pool.tokens, pool.bytes, pool.max_concurrency) == (200, 198, 3200, 8192, 5.0)
+    log = "Overriding num_gpu_blocks=400 with num_gpu_blocks_override=100"
+    pool = FACTS.pool(client({}), log, row % (0, "100") + row % (1, "100"))
+    assert pool is not None
+    assert (pool.blocks, pool.bytes) == (200, 2 * 100 * 4096 // 400)
 
 
 def test_a_pool_too_small_is_refused_with_its_figures() -> None:
