@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -64,25 +63,14 @@ def kind_of(metrics: str | None) -> str:
     return next((name for prefix, name in PREFIXES.items() if exposition.has(metrics or "", prefix)), DEFAULT)
 
 
-def base_url(url: str) -> str:
-    """A user's URL without trailing slash and without /v1. Raises EngineError."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise EngineError(f"url is {url!r}: give one such as http://127.0.0.1:8000.")
-    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-    return f"{parts.scheme}://{parts.netloc}{path}"
-
-
 class AttachedLauncher:
     """Nothing is started."""
-
-    package: str | None = None
 
     def locate(self, settings: Settings) -> str:
         """The base URL."""
         if not settings.url:
             raise EngineError("an attached arm needs a url, such as http://127.0.0.1:8000.")
-        return base_url(settings.url)
+        return control.base_url(settings.url)
 
     def capabilities(self, settings: Settings) -> Capabilities:
         """options.dialect, else the kind that the names in /metrics tell."""

@@ -101,7 +101,6 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     flags: frozenset[str] = frozenset()
     version: str | None = None
-    usage: str = ""
     device: str | None = None
     """ "cpu" or "gpu" where the adapter can tell."""
     takes_ids: bool = True
@@ -122,9 +121,6 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 class Launcher(Protocol):
     """Starting the engine."""
-
-    package: str | None
-    """Python package that a patched arm overlays ("vllm"), or None for compiled engines."""
 
     def locate(self, settings: Settings) -> str:
         """Path of the executable or interpreter that will run. Raises EngineError when it does not exist."""

@@ -54,8 +54,6 @@ _ERROR_LINE = re.compile(r"^[\d.]+ E |\bfatal:|^error")
 class LlamacppLauncher:
     """Starting llama-server, or llamacpp_server.py with an environment's Python."""
 
-    package: str | None = None
-
     def locate(self, settings: Settings) -> str:
         """The arm's executable, its environment's interpreter, or this interpreter."""
         return python_env.find_in_environment(settings, None, "llama.cpp", "xllamacpp")
@@ -65,7 +63,7 @@ class LlamacppLauncher:
         located = self.locate(settings)
         if not python_env.is_python(located):
             usage = python_env.usage_text([located, "--help"], settings.env, 30, "llama.cpp")
-            return Capabilities(flags=flags_of(usage), usage=usage, returns_ids=False)
+            return Capabilities(flags=flags_of(usage), returns_ids=False)
         folder = python_env.engine_package(settings, located, "xllamacpp")
         if folder is None:
             raise EngineError(

@@ -86,8 +86,6 @@ NOT_OUT_OF_MEMORY = "SGLang killed itself after a child process failed; the exit
 class SglangLauncher:
     """Starting `python -m sglang.launch_server`."""
 
-    package: str | None = "sglang"
-
     def locate(self, settings: Settings) -> str:
         """The environment's interpreter, or the script `sglang` on PATH."""
         given = settings.executable or settings.environment

@@ -111,8 +111,6 @@ _BACKEND = re.compile(r"Using (\S+) attention backend|Using (\w+) backend\b")
 class VllmLauncher:
     """Starting `vllm serve`."""
 
-    package: str | None = "vllm"
-
     def locate(self, settings: Settings) -> str:
         """Path of `vllm`, or of the interpreter that runs it as a module."""
         return python_env.find_in_environment(settings, "vllm", "vLLM", "vllm")
@@ -126,7 +124,7 @@ class VllmLauncher:
         folder = self.package_folder(settings)
         if folder is None:
             usage = python_env.usage_text([*_start(located), "serve", "--help=all"], settings.env, 180, "vLLM")
-            return Capabilities(flags=flags_of(usage), usage=usage, returns_ids=True)
+            return Capabilities(flags=flags_of(usage), returns_ids=True)
         version = _version(folder)
         device = "cpu" if "cpu" in (version or "") else None
         return Capabilities(flags=_flags(folder), version=version, device=device, returns_ids=True)

@@ -50,8 +50,6 @@ ERRORS = ("engine-fatal:", "fatal:", "output handler saw engine death", "api-ser
 class VllmcppLauncher:
     """Starting the executable."""
 
-    package: str | None = None
-
     def locate(self, settings: Settings) -> str:
         """The arm's executable, else vllm-server on PATH."""
         return python_env.find_executable(settings.executable or "vllm-server", "vllm.cpp")
@@ -67,7 +65,7 @@ class VllmcppLauncher:
         if "--version" in flags:
             printed = log_text.last_line(python_env.usage_text([located, "--version"], settings.env, 20, "vllm.cpp"))
             version = printed.split()[-1] if printed else None
-        return Capabilities(flags=flags, version=version, usage=usage, takes_ids=False, returns_ids=False)
+        return Capabilities(flags=flags, version=version, takes_ids=False, returns_ids=False)
 
     def package_folder(self, settings: Settings) -> str | None:
         """None: two arms are two executables."""

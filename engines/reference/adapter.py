@@ -57,8 +57,6 @@ def returns_ids(options: Options) -> bool:
 class ReferenceLauncher:
     """Starting the embedded engine."""
 
-    package: str | None = None
-
     def locate(self, settings: Settings) -> str:
         """The interpreter that runs it."""
         if settings.executable is not None:
@@ -75,7 +73,6 @@ class ReferenceLauncher:
 
     def capabilities(self, settings: Settings) -> Capabilities:
         """The dialect's flags; the build is this package itself, so nothing has to be asked."""
-        from evenhand.engines.reference.config import usage
         from evenhand.engines.reference.dialects import dialect as find
 
         self.locate(settings)
@@ -83,8 +80,7 @@ class ReferenceLauncher:
         dialect = find(options.dialect)
         flags = dialect.flags(options)
         version = options.version or dialect.version
-        text = usage(dialect.program, flags)
-        return Capabilities(flags=frozenset(flags), version=version, usage=text, returns_ids=returns_ids(options))
+        return Capabilities(flags=frozenset(flags), version=version, returns_ids=returns_ids(options))
 
     def command(self, settings: Settings, port: int, capabilities: Capabilities) -> Command:
         """Settings -> command line. Raises EngineError."""

@@ -6,37 +6,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
-
-from evenhand.engines.base import EngineError
 
 if TYPE_CHECKING:
     import httpx
 
 ANSWER_BYTES = 16 << 20
 TIMEOUT_S = 5.0
-
-
-def base_url(url: str) -> str:
-    """The root of a server from any form a user may give: with or without a slash at the end, with or without /v1.
-
-    Raises EngineError for what is no http(s) URL of a server.
-    """
-    text = url.strip()
-    try:
-        parts = urlsplit(text if "://" in text else f"http://{text}")
-        _ = parts.port
-    except ValueError as error:
-        raise EngineError(f"url: {url!r} is no URL ({error}); give one like http://127.0.0.1:8000") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise EngineError(f"url: {url!r} is no http or https URL; give one like http://127.0.0.1:8000")
-    if parts.query or parts.fragment:
-        raise EngineError(f"url: {url!r} has a query or a fragment; give the root of the server, like http://127.0.0.1:8000")
-    if "@" in parts.netloc:
-        raise EngineError("url: a name or a password in the URL would end up in the record; leave it out")
-    path = parts.path.rstrip("/")
-    path = path.removesuffix("/v1").rstrip("/")
-    return f"{parts.scheme}://{parts.netloc}{path}"
 
 
 def control_client(

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 
 from evenhand.boot import environment, log, port
-from evenhand.boot.client import base_url, control_client
+from evenhand.boot.client import control_client
 from evenhand.boot.guardian import Child, Guardian, GuardianDied, SpawnError
 from evenhand.boot.ready import StopFlag, Waited, wait_ready
 from evenhand.engines.base import Capabilities, Command, Dialect, Engine, EngineError, Exit, Settings, api_key, key_header
+from evenhand.engines.control import base_url
 from evenhand.engines.outcome import exit_words
 from evenhand.records import LegRow, Outcome, PatchedFile, Pool
 from evenhand.scenario import Deadlines

@@ -22,7 +22,7 @@ from evenhand.drive.spread import decode_parts, process_count, run_spread
 from evenhand.drive.stream import encode_request, kernel_stamps, resolve
 from evenhand.drive.worker import DecodeJob
 from evenhand.engines.base import Dialect, Sampling
-from evenhand.judge.stats import interpolate
+from evenhand.quantile import quantile
 from evenhand.records import Lag, RequestRow
 from evenhand.scenario import Deadlines
 
@@ -253,7 +253,8 @@ def lag_of(decoded: Sequence[Decoded], parts: Sequence[Figures]) -> Lag:
 
 def _share(ordered: Sequence[int], share: float) -> float | None:
     """Quantile of sorted nanoseconds, in seconds; None when empty."""
-    return interpolate(ordered, share) / 1e9 if ordered else None
+    found = quantile(ordered, share)
+    return None if found is None else found / 1e9
 
 
 def _file_limit(needed: int) -> str | None:

@@ -20,6 +20,7 @@ from evenhand.drive.decode import reads_of, take_apart
 from evenhand.drive.spill import exchanges, offsets
 from evenhand.drive.worker import environment
 from evenhand.engines.base import Gauge, Sampling
+from evenhand.quantile import quantile
 from evenhand.records import Lag
 
 if TYPE_CHECKING:
@@ -111,18 +112,9 @@ def calibration_server(step_s: float, per_write: int = 1, *options: str) -> Iter
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Quantiles of nanoseconds, in seconds (linear interpolation)."""
-    ordered = sorted(values)
-
-    def at(share: float) -> float | None:
-        if not ordered:
-            return None
-        place = share * (len(ordered) - 1)
-        low = int(place)
-        high = min(low + 1, len(ordered) - 1)
-        return (ordered[low] + (ordered[high] - ordered[low]) * (place - low)) / 1e9
-
-    return Spread(at(0.5), at(0.99), at(1.0))
+    """Quantiles of nanoseconds, in seconds."""
+    ordered = sorted(value / 1e9 for value in values)
+    return Spread(quantile(ordered, 0.5), quantile(ordered, 0.99), quantile(ordered, 1.0))
 
 
 class Errors(NamedTuple):

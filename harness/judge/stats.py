@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from evenhand.judge.view import JudgeRow
+from evenhand.quantile import quantile
 
 
 class Figure(JudgeRow, frozen=True, kw_only=True):
@@ -26,15 +27,6 @@ def enough(n: int, q: float) -> bool:
     return n > 0 and n * (1 - q) >= 1 - 1e-9
 
 
-def interpolate(ordered: Sequence[float], q: float) -> float:
-    """Linear interpolation (Hyndman and Fan type 7) in sorted values, kept within [min, max]."""
-    position = q * (len(ordered) - 1)
-    low = math.floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    value = ordered[low] + (ordered[high] - ordered[low]) * (position - low)
-    return min(max(value, ordered[0]), ordered[-1])
-
-
 def percentile(values: Iterable[float | None], q: float) -> Figure:
     """The q-th quantile (0 <= q < 1) of the measured values; null below 1/(1-q) of them."""
     ordered = sorted(known(values))
@@ -43,7 +35,7 @@ def percentile(values: Iterable[float | None], q: float) -> Figure:
         return Figure(reason="no values")
     if not enough(n, q):
         return Figure(n=n, reason=f"p{q * 100:g} needs {math.ceil(1 / (1 - q) - 1e-9)} values, has {n}")
-    return Figure(value=interpolate(ordered, q), n=n)
+    return Figure(value=quantile(ordered, q), n=n)
 
 
 def percentile_adjusted(values: Iterable[float | None], failed: int, q: float) -> Figure:
@@ -65,8 +57,7 @@ def percentile_adjusted(values: Iterable[float | None], failed: int, q: float) -
 
 def median(values: Iterable[float | None]) -> float | None:
     """Median of the measured values, however few; null when there are none. For statistics of legs, not for claims."""
-    ordered = sorted(known(values))
-    return interpolate(ordered, 0.5) if ordered else None
+    return quantile(sorted(known(values)), 0.5)
 
 
 class Extent(JudgeRow, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import msgspec
 
 from evenhand.boot.environment import secrets_of
+from evenhand.quantile import quantile
 from evenhand.records import SamplerReport
 from evenhand.store import plain, read_rows
 
@@ -34,16 +35,6 @@ class _Stamp(msgspec.Struct, frozen=True):
     end_ns: int
     status: str
     values: dict[str, float | None] = {}
-
-
-def quantile(sorted_values: Sequence[float], q: float) -> float | None:
-    """Linear interpolation within [min, max]; None for nothing."""
-    if not sorted_values:
-        return None
-    at = q * (len(sorted_values) - 1)
-    low = int(at)
-    high = min(low + 1, len(sorted_values) - 1)
-    return sorted_values[low] + (sorted_values[high] - sorted_values[low]) * (at - low)
 
 
 def whole_lines(data: bytes) -> list[bytes]:

@@ -15,8 +15,6 @@ from evenhand.records import Pool, Refusal
 
 
 class Launcher:
-    package: str | None = None
-
     def locate(self, settings: Settings) -> str:
         return sys.executable
 

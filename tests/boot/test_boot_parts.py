@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 
 from evenhand.boot import environment as env
 from evenhand.boot import log, port, proc, ready
-from evenhand.boot.client import base_url, control_client
+from evenhand.boot.client import control_client
 from evenhand.boot.device import Released, wait_released
 from evenhand.boot.lock import holder, lock
 from evenhand.engines import engine
 from evenhand.engines.base import Capabilities, EngineError, Settings
+from evenhand.engines.control import base_url
 
 GIB = 2**30
 

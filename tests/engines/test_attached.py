@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from http_double import client
 
-from evenhand.engines.attached import ENGINE, base_url, kind_of
+from evenhand.engines.attached import ENGINE, kind_of
 from evenhand.engines.base import NEUTRAL, Capabilities, EngineError, PoolRequest, Settings
 from evenhand.engines.registry import BUILT_IN, engine, engine_names
 
@@ -22,13 +22,14 @@ DATA = Path(__file__).parent / "data"
 )
 def test_b86_four_forms_of_a_url(url: str) -> None:
     """B86: with or without /v1 and trailing slash."""
-    assert base_url(url) == "http://127.0.0.1:8000"
+    assert ENGINE.launcher.locate(Settings(model="m", served_name="m", url=url)) == "http://127.0.0.1:8000"
 
 
 def test_urls_that_are_none() -> None:
-    for url in ("", "ftp://x", "http://"):
-        with pytest.raises(EngineError):
-            base_url(url)
+    for url in ("ftp://x", "http://", "http://h:x", "http://h/?q=1", "http://h/#f", "http://me:secret@h"):
+        with pytest.raises(EngineError) as caught:
+            ENGINE.launcher.locate(Settings(model="m", served_name="m", url=url))
+        assert "secret" not in str(caught.value)
     with pytest.raises(EngineError, match="needs a url"):
         ENGINE.launcher.locate(Settings(model="m", served_name="m"))
 

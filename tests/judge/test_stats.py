@@ -11,6 +11,7 @@ from judge_runs import cell, failed, request, run
 
 from evenhand.judge.ladder import ladder_rows
 from evenhand.judge.stats import change, enough, extent, percentile, percentile_adjusted
+from evenhand.quantile import quantile
 
 
 @settings(max_examples=100)
@@ -29,6 +30,13 @@ def test_percentiles_are_numpys_and_within_the_values(values, q):
 def test_a_percentile_needs_one_over_its_tail(q, need):
     assert percentile([1.0] * (need - 1), q).value is None
     assert percentile([1.0] * need, q).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("values", "q", "expected"), [([], 0.5, None), ([4.0], 0.99, 4.0), ([1.0, 2.0], 0.5, 1.5), ([1.0, 2.0, 3.0], 1.0, 3.0)]
+)
+def test_quantiles_of_few(values, q, expected):
+    assert quantile(values, q) == expected
 
 
 def test_nulls_and_nan_are_not_values():

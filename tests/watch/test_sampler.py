@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from evenhand.records import SampleRow
 from evenhand.store import StoreError
 from evenhand.watch.child import Grid
 from evenhand.watch.fetch import Fetcher
-from evenhand.watch.sampler import Sampler, SamplerReport, _Stamp, quantile, report, whole_lines
+from evenhand.watch.sampler import Sampler, SamplerReport, _Stamp, report, whole_lines
 
 MetricsServer = Any
 """The fixture's class lives in conftest.py."""
@@ -329,13 +329,6 @@ def test_idle_connection_dropped_by_the_server_is_no_failure(server: MetricsServ
 def test_interval_must_be_positive(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"watch\.interval_s is 0; it must be above 0"):
         Sampler(0, "http://127.0.0.1:9", [], None, 0, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("values", "q", "expected"), [([], 0.5, None), ([4.0], 0.99, 4.0), ([1.0, 2.0], 0.5, 1.5), ([1.0, 2.0, 3.0], 1.0, 3.0)]
-)
-def test_quantile(values: Sequence[float], q: float, expected: float | None) -> None:
-    assert quantile(values, q) == expected
 
 
 def test_a_torn_last_line_is_cut_before_the_next_row(tmp_path: Path) -> None:
