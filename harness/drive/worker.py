@@ -1,7 +1,8 @@
 """Client work in a process of its own: part of a rung, or the decoding of part of a spill.
 
 The job comes pickled on stdin (length first). A rung's worker then says "ready", waits for "go START_NS", and answers with one
-JSON line of progress four times a second and one of figures at the end; "stop" or "died REASON" on stdin, or its end, stops it.
+JSON line of progress four times a second and one of figures at the end; "stop" or "died REASON" on stdin stops it. When stdin
+ends, the parent is gone and the worker goes at once: nothing may come into the spill after a recovery has read it.
 """
 
 from __future__ import annotations
@@ -102,10 +103,10 @@ class _Orders:
             elif line == b"stop":
                 self._stopped = True
         if not piece:
-            self._stopped = True
+            sys.exit(1)
 
     def is_set(self) -> bool:
-        """Stop was said, or the parent is gone."""
+        """Stop was said. Raises SystemExit when the parent is gone."""
         self._poll()
         return self._stopped
 
