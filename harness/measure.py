@@ -17,6 +17,7 @@ from evenhand.engines.base import Sampling
 from evenhand.judge.stats import median
 from evenhand.plan import CellPlan, LegPlan
 from evenhand.records import CellRow, Outcome, RequestRow
+from evenhand.secrecy import recorded_requests
 from evenhand.stop import Interrupted, Stop
 from evenhand.watch.idle import wait_idle
 from evenhand.watch.scrape import Scrape, delta, scrape
@@ -133,7 +134,7 @@ class Bench:
             lag=result.lag,
             deadlines_s=msgspec.to_builtins(self.scenario.deadlines),
         )
-        return row, result.rows
+        return row, recorded_requests(result.rows, self.running.api_key)
 
     def drop_spills(self) -> None:
         """Raw reads whose rows are on disk, or that were never to be kept (warm-up)."""

@@ -17,6 +17,7 @@ from evenhand.judge.gate import compared, pairs_of
 from evenhand.plan import CellPlan, LegPlan
 from evenhand.records import RequestRow
 from evenhand.scenario import Deadlines, Gate
+from evenhand.secrecy import recorded_requests
 from evenhand.stop import Stop
 from evenhand.store import Run
 from evenhand.workload import Workload
@@ -75,5 +76,5 @@ def replay(
                 stop=stop,
             )
         )
-        rows += result.rows
+        rows += recorded_requests(result.rows, running.api_key)
     return rows

@@ -1,4 +1,4 @@
-"""What of a scenario and a command line may be recorded: everything but tokens, keys and passwords."""
+"""What of a scenario, a command line and an error may be recorded: everything but tokens, keys and passwords."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 
 from evenhand import scenario as sc
 from evenhand.boot.environment import HIDDEN, redact, redact_argv, secret_name, secrets_of
+from evenhand.records import RequestRow
 
 
 def known_secrets(scenario: sc.Scenario) -> list[str]:
@@ -26,6 +27,17 @@ def recorded_scenario(scenario: sc.Scenario) -> dict[str, Any]:
 def without_secrets(text: str, scenario: sc.Scenario) -> str:
     """A text about the scenario, fit to be shown and pasted."""
     return redact(text, known_secrets(scenario))
+
+
+def recorded_requests(rows: list[RequestRow], key: str | None) -> list[RequestRow]:
+    """Rows whose errors do not repeat the server's key: a server may quote what it was sent."""
+    if key is None:
+        return rows
+
+    def hidden(text: str | None) -> str | None:
+        return None if text is None else redact(text, [key])
+
+    return [msgspec.structs.replace(row, reason=hidden(row.reason), error_text=hidden(row.error_text)) for row in rows]
 
 
 def recorded_words(words: Sequence[str], secrets: Iterable[str]) -> list[str]:

@@ -197,7 +197,13 @@ class Double(BaseHTTPRequestHandler):
         self.posts.append(self.path)
         if len(self.posts) > self.broken_after:
             self._say(
-                500, {"error": {"message": "\x1b]0;owned\x07\x1b[2J hf_abcdefghijklmnopqrstuvwx <script>alert(1)</script>"}}
+                500,
+                {
+                    "error": {
+                        "message": "\x1b]0;owned\x07\x1b[2J hf_abcdefghijklmnopqrstuvwx <script>alert(1)</script>"
+                        f" no request for {self.key}"
+                    }
+                },
             )
             return
         body = b'data: {"choices":[{"index":0,"text":"x","finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
@@ -297,9 +303,9 @@ def test_500_to_everything_once_it_looked_ready(cli: Cli, double: tuple[str, lis
 
 
 def test_a_server_that_wants_a_key(cli: Cli) -> None:
-    """The key goes with every question, measured or not, and is written nowhere."""
+    """The key goes with every question, measured or not, and is written nowhere, though the server repeats it."""
     key = "open-sesame-77"
-    kind = type("Kind", (Double,), {"posts": [], "key": key})
+    kind = type("Kind", (Double,), {"posts": [], "key": key, "broken_after": 5})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -312,7 +318,8 @@ def test_a_server_that_wants_a_key(cli: Cli) -> None:
         server.shutdown()
         server.server_close()
     run = only(cli.folder / "out")
-    assert {row["outcome"] for row in requests(run)} == {"ok"}, ended
+    assert {row["outcome"] for row in requests(run)} == {"ok", "failed"}, ended
+    assert any("no request for <redacted>" in (row["error_text"] or "") for row in requests(run))
     (leg,) = rows(run / "legs.jsonl")
     assert leg["sampler"]["status"] == "ok"
     for file in [p for p in run.rglob("*") if p.is_file()]:
