@@ -226,7 +226,7 @@ class Gauge(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence, printed under tables: what this engine counts."""
     labels: Mapping[str, str] = {}
     """Only series with these label values."""
-    pool: Literal["sum", "max"] = "sum"
+    pool: Literal["sum", "max", "pooled"] = "sum"
     """How several `engine` labels become one figure; several `pid` labels are one gauge (max)."""
     low: float | None = None
     high: float | None = None

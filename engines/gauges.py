@@ -11,8 +11,8 @@ def gauge(name: str, meaning: str, *metrics: str) -> Gauge:
 
 
 def share(name: str, meaning: str, *metrics: str) -> Gauge:
-    """A share 0..1; of several engines the fullest."""
-    return Gauge(name=name, metrics=metrics, kind="gauge", meaning=meaning, pool="max", low=0.0, high=1.0)
+    """A share 0..1, pooled by size over engines."""
+    return Gauge(name=name, metrics=metrics, kind="gauge", meaning=meaning, pool="pooled", low=0.0, high=1.0)
 
 
 def counter(name: str, meaning: str, *metrics: str) -> Gauge:

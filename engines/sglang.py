@@ -261,6 +261,7 @@ class SglangFacts:
             tokens=int(sum(tokens)),
             bytes=(ranks * sum(log_text.gib(figure) for figure in sizes[-1]) or None) if sizes else None,
             state_slots=ranks * int(slots) if slots else None,
+            by_engine=series if len(series) > 1 else {},
             source=source,
         )
 

@@ -307,6 +307,7 @@ class VllmFacts:
                 tokens=engines * tokens if tokens else None,
                 bytes=size,
                 max_concurrency=engines * concurrency if concurrency else None,
+                by_engine=_tokens_by_engine(rows) if engines > 1 else {},
                 source=source,
             )
         return _pool_of_log(log, next(iter(rows), None))
@@ -380,6 +381,12 @@ class VllmFacts:
     def max_prompt_tokens(self, settings: Settings) -> int | None:
         """vLLM rejects prompts that are too long by itself."""
         return None
+
+
+def _tokens_by_engine(rows: list[dict[str, str]]) -> dict[str, float]:
+    """Tokens of each engine's own pool, as far as its series tells."""
+    found = {row.get("engine", ""): exposition.integer(row.get("kv_cache_size_tokens")) for row in rows}
+    return {engine: float(tokens) for engine, tokens in found.items() if tokens}
 
 
 def _overridden_bytes(blocks: int, memory: int | None, log: str) -> int | None:

@@ -171,6 +171,7 @@ class Campaign:
             nvml=watch.gpu,
             env=booted.env,
             roots=booted.tree(),
+            pool_sizes=booted.pool.by_engine if booted.pool else None,
         )
 
     # --- cells ----------------------------------------------------------------------------------------------------------

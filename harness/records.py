@@ -63,6 +63,8 @@ class Pool(Row, frozen=True, kw_only=True):
     bytes: int | None = None
     state_slots: int | None = None
     max_concurrency: float | None = None
+    by_engine: dict[str, float] = {}
+    """Tokens of each data-parallel engine, by its label in /metrics: what weighs their shares of use. Empty with one engine."""
     source: str = ""
     """Where the figures were read, e.g. "vllm:cache_config_info" or "log: max_total_num_tokens"."""
 

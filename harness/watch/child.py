@@ -110,6 +110,7 @@ class Scraper:
     def __init__(self, config: dict[str, Any]) -> None:
         self.leg: int = config["leg"]
         self.wants = [Want(**{**gauge, "metrics": tuple(gauge["metrics"])}) for gauge in config["gauges"]]
+        self.sizes: dict[str, float] = config.get("pool_sizes") or {}
         self.key: str | None = config.get("api_key")
         self.interval_s: float = config["interval_s"]
         self.fetcher = Fetcher(config["url"], config.get("timeout_s") or 5.0)
@@ -129,7 +130,7 @@ class Scraper:
             return reply, None, reply.error
         if reply.code != 200:
             return reply, None, f"unavailable ({reply.code})"
-        found = scan(reply.body, self.wants, reply.content_type)
+        found = scan(reply.body, self.wants, reply.content_type, self.sizes)
         if found.status == "ok" and not found.sources and b"\n" not in reply.body.strip():
             return reply, None, "junk (no exposition)"
         return reply, found, found.status

@@ -47,7 +47,7 @@ class Sampler:
 
     Writes samples.jsonl, scrapes.jsonl.gz and gpu.jsonl into `out_dir`, a row at a time. `metrics_path` None: nothing is
     scraped. `env` is the engine's environment (its CUDA_VISIBLE_DEVICES picks the devices). `roots` are pids whose
-    trees are ours: any other process on a watched device is foreign.
+    trees are ours: any other process on a watched device is foreign. `pool_sizes` weighs usage over data-parallel engines.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Sampler:
         env: Mapping[str, str] | None = None,
         *,
         roots: Sequence[int] = (),
+        pool_sizes: Mapping[str, float] | None = None,
         timeout_s: float = 5.0,
         raw_limit_bytes: int = 64 << 20,
     ) -> None:
@@ -85,6 +86,7 @@ class Sampler:
             "timeout_s": timeout_s,
             "raw_limit_bytes": raw_limit_bytes,
             "secrets": [*secrets_of(env), *([api_key] if api_key else [])],
+            "pool_sizes": dict(pool_sizes or {}),
             "gpu": nvml == "auto",
             "visible": env.get("CUDA_VISIBLE_DEVICES"),
             "device_order": env.get("CUDA_DEVICE_ORDER"),

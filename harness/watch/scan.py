@@ -70,7 +70,7 @@ class Scan(NamedTuple):
     values: dict[str, float | None]
     by_engine: dict[str, dict[str, float]]
     flags: list[str]
-    """ "duplicate_series=3"; with a neutral name: "out_of_range:", "nonfinite:", "malformed:", "source:" """
+    """ "duplicate_series=3"; with a neutral name: "out_of_range:", "nonfinite:", "malformed:", "source:", "unweighted:" """
     sources: dict[str, str]
     """neutral name -> exposition name it was read from"""
     status: str
@@ -152,10 +152,25 @@ class _Engine:
         return sum(parts) if add else max(parts)
 
 
-def scan(body: bytes, gauges: Iterable[Wanted], content_type: str = "") -> Scan:
+def _pool(engines: Mapping[str, float], want: Wanted, sizes: Mapping[str, float], flags: list[str]) -> float:
+    """Several engines' figures as one."""
+    if len(engines) == 1:
+        return next(iter(engines.values()))
+    if want.kind == "counter" or want.pool == "sum":
+        return sum(engines.values())
+    if want.pool == "pooled":
+        if all(sizes.get(name) for name in engines):
+            return sum(value * sizes[name] for name, value in engines.items()) / sum(sizes[name] for name in engines)
+        # a plain mean would call a full engine half empty: say the worst one, and that it is not weighted
+        flags.append(f"unweighted:{want.name}")
+    return max(engines.values())
+
+
+def scan(body: bytes, gauges: Iterable[Wanted], content_type: str = "", sizes: Mapping[str, float] | None = None) -> Scan:
     """Wanted series of one exposition, as neutral figures. Pure; never raises on any bytes.
 
-    An OpenMetrics body (by `content_type`) without its `# EOF` is truncated and yields nothing.
+    `sizes` is the pool of each engine label (any unit), for Gauge.pool == "pooled". An OpenMetrics body (by `content_type`)
+    without its `# EOF` is truncated and yields nothing.
     """
     values: dict[str, float | None] = {}
     by_engine: dict[str, dict[str, float]] = {}
@@ -187,7 +202,7 @@ def scan(body: bytes, gauges: Iterable[Wanted], content_type: str = "") -> Scan:
             # a sum that lacks a term is no sum
             whole = not add or not any(engine.bad for engine in folded.values())
             if inside and whole:
-                values[want.name] = sum(inside.values()) if add else max(inside.values())
+                values[want.name] = _pool(inside, want, sizes or {}, flags)
             duplicates = max(duplicates, *(count for engine in folded.values() for count in engine.count.values()), 1)
             break
     if duplicates > 1:

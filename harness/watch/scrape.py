@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,6 +31,8 @@ def scrape(
     http: httpx.Client,
     path: str | None,
     gauges: Sequence[Gauge],
+    *,
+    sizes: Mapping[str, float] | None = None,
 ) -> Scrape:
     """GET the exposition once. Never raises for what a server does."""
     import httpx
@@ -47,7 +49,7 @@ def scrape(
         return Scrape(status=f"failed ({type(error).__name__})")
     if reply.status_code != 200:
         return Scrape(status=f"unavailable ({reply.status_code})")
-    found = scan(reply.content, gauges, reply.headers.get("content-type", ""))
+    found = scan(reply.content, gauges, reply.headers.get("content-type", ""), sizes)
     if found.status != "ok":
         return Scrape(status=found.status, flags=found.flags)
     return Scrape(status="ok", values=found.values, by_engine=found.by_engine, flags=found.flags, text=reply.text)

@@ -156,6 +156,7 @@ def test_data_parallel_pools_add_up() -> None:
     pool = FACTS.pool(http, log, metrics)
     assert pool is not None
     assert (pool.tokens, pool.blocks, pool.bytes, pool.state_slots) == (4800, 300, 4 << 30, 10)
+    assert pool.by_engine == {"0": 1600, "1": 3200}
     for answers in (http, client({"/server_info": (200, {"dp_size": 2})})):
         one = FACTS.pool(answers, log, None)
         assert one is not None

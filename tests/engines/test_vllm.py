@@ -252,6 +252,7 @@ def test_data_parallel_pools_are_one() -> None:
     pool = FACTS.pool(client({}), "", row % (0, "None") + row % (1, "None"))
     assert pool is not None
     assert (pool.blocks, pool.usable_blocks, pool.tokens, pool.bytes, pool.max_concurrency) == (200, 198, 3200, 8192, 5.0)
+    assert pool.by_engine == {"0": 1600, "1": 1600}
     log = "Overriding num_gpu_blocks=400 with num_gpu_blocks_override=100"
     pool = FACTS.pool(client({}), log, row % (0, "100") + row % (1, "100"))
     assert pool is not None

@@ -25,7 +25,7 @@ def counter(name: str, *metrics: str, **more: Any) -> Gauge:
     return Gauge(name=name, metrics=metrics, kind="counter", meaning="", **more)
 
 
-USAGE = gauge("usage", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", pool="max", low=0.0, high=1.0)
+USAGE = gauge("usage", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", pool="pooled", low=0.0, high=1.0)
 RUNNING = gauge("running", "vllm:num_requests_running")
 
 
@@ -55,11 +55,18 @@ B30 = (
 )
 
 
-def test_b30_engines_are_kept_apart_and_the_fullest_speaks_for_all() -> None:
-    found = scan(B30, [USAGE, RUNNING])
-    assert found.values == {"running": 35, "usage": 0.90}
+def test_b30_engines_are_kept_apart_and_pooled_by_size() -> None:
+    found = scan(B30, [USAGE, RUNNING], sizes={"0": 1000, "1": 3000})
+    assert found.values["running"] == 35
+    assert found.values["usage"] == pytest.approx(0.30)
     assert found.by_engine["usage"] == {"0": 0.90, "1": 0.10}
-    assert found.flags == []
+    assert max(found.by_engine["usage"].values()) == 0.90
+
+
+def test_b30_without_sizes_the_worst_engine_speaks_and_says_so() -> None:
+    found = scan(B30, [USAGE])
+    assert found.values["usage"] == 0.90
+    assert "unweighted:usage" in found.flags
 
 
 @pytest.mark.parametrize(
