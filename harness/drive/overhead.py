@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _SERVER = (sys.executable, "-P", "-m", "evenhand.drive.calibration", "--until-eof")
 _STAMP = re.compile(rb'"t":(\d+)')
+_ASLEEP = 0.8
+"""A lower ratio of own lags tells of cores that fall asleep without the sampler; idle-priority load has the same effect."""
 _TRUTH = re.compile(rb'"arrived":(\d+),"first":(\d+)')
 _GAUGES = (
     Gauge(name="running", metrics=("vllm:num_requests_running",), kind="gauge", meaning="sequences in the running batch"),
@@ -307,6 +309,10 @@ def as_markdown(found: Overhead) -> str:
             f"{_us(effect.jitter_p99_s)} us, {_us(effect.jitter_full_p99_s)} us with the client's core full; "
             f"scrape p50 {_us(effect.scrape_p50_s)} us.",
         ]
+        if min(effect.ratio.values(), default=1.0) < _ASLEEP:
+            lines.append(
+                "Ratios far below 1: between steps this machine's cores fall asleep, unless the sampler keeps one awake."
+            )
     return "\n".join(lines)
 
 
