@@ -57,6 +57,7 @@ class _Client:
         self.ready = self.closed = False
         self.progress: Progress | None = None
         self.figures: Figures | None = None
+        self.error: OSError | None = None
         self.lost = "client limit: a client process ended without figures"
 
     def read(self) -> None:
@@ -70,6 +71,8 @@ class _Client:
                 self.ready = True
             elif "progress" in message:
                 self.progress = msgspec.convert(message["progress"], Progress)
+            elif "failed" in message:
+                self.error = OSError(*message["failed"])
             else:
                 self.figures = msgspec.convert(message["figures"], Figures)
 
@@ -113,7 +116,10 @@ def run_spread(
     on_progress: Callable[[Progress], None] | None,
     stop: Stop | None,
 ) -> list[Figures]:
-    """Run the rung and give every process's figures. A worker that dies or is late is a limit of the client."""
+    """Run the rung and give every process's figures. A worker that dies or is late is a limit of the client.
+
+    Raises OSError where one could not write, as a loop in this process would.
+    """
     metas = [(r.number, r.key, r.prompt_sha256, r.prompt_tokens_asked) for r in requests]
     marks = [0]
     cores = pins(processes, sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else [None] * processes
@@ -153,6 +159,9 @@ def run_spread(
                     client.process.kill()
                     client.process.wait()
                 client.stdout.close()
+    for client in clients:
+        if client.error is not None:
+            raise client.error
     return [client.figures or Figures(limit=client.lost) for client in clients]
 
 

@@ -120,7 +120,14 @@ def _say(message: dict[str, Any]) -> None:
 
 
 def run_part(job: RungJob) -> None:
-    """A rung's share of slots."""
+    """A rung's share of slots. An OSError (a full disk) is told to the parent, which raises it."""
+    try:
+        _run_part(job)
+    except OSError as error:
+        _say({"failed": [error.errno, error.strerror or str(error), error.filename]})
+
+
+def _run_part(job: RungJob) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; a terminal signals the whole group
     if job.core is not None:
         os.sched_setaffinity(0, {job.core})
