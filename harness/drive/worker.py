@@ -116,7 +116,11 @@ class _Orders:
 
 
 def _say(message: dict[str, Any]) -> None:
-    os.write(sys.stdout.fileno(), msgspec.json.encode(message) + b"\n")
+    """Raises SystemExit when the parent is gone."""
+    try:
+        os.write(sys.stdout.fileno(), msgspec.json.encode(message) + b"\n")
+    except BrokenPipeError:
+        sys.exit(1)
 
 
 def run_part(job: RungJob) -> None:

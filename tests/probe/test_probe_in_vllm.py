@@ -162,7 +162,8 @@ def sampled_peak(boot: Boot, answer: Answer) -> int:
 
 def peak(boot: Boot, answer: Answer, sampled: int) -> int:
     """Most blocks in use at any step of the request."""
-    window = CellRow(leg=0, arm="a", cell="c", kind="pressure", outcome="ok", start_ns=answer.start_ns, end_ns=answer.end_ns)
+    span = {"start_ns": answer.start_ns, "end_ns": answer.end_ns}
+    window = CellRow(leg=0, arm="a", cell="c", kind="pressure", concurrency=1, outcome="ok", **span)
     found, why_not = exact_peak(boot.probe, window, sampled)
     assert found is not None, why_not
     return found.blocks
