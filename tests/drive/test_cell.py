@@ -145,8 +145,7 @@ def test_the_loop_counts_all_its_time_away_from_the_sockets(tmp_path: Path, monk
         result = run(server.url, tmp_path, prompts=[[1]] * 3, stamp="user")
     assert outcomes(result) == [("ok", None)] * 3
     assert result.lag.loop_lag_p99_s is not None
-    # a percentile between ranks: one slow pass among eighty quick ones still shows
-    assert result.lag.loop_lag_p99_s > 0.005
+    assert result.lag.loop_lag_p99_s >= 0.03
 
 
 def test_reads_are_sealed_with_a_stamp_or_without() -> None:
